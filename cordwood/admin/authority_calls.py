@@ -1,7 +1,7 @@
 """Sets the authoritative status of nodes' data for an operator; a node clears its own status.
 
 Only a node that is down can be declared without its data: a running node takes new records, and
-readers would then not wait for them. A running node that finds such a status of itself clears it:
+readers would then not wait for them. A running node that finds a status of its own data clears it:
 at its start, when it registers, and also after it was only stopped.
 
 Source: docs/sources/logdevice.md 2.9; `quorum.authority`.

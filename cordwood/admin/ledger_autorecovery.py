@@ -2,8 +2,8 @@
 
 The rule is `protocol.ledger_autorecovery`; this is its shell. One node at a time is the auditor,
 by a lease. All nodes are workers. Each works at one ledger at a time, under the ledger's lease.
-Leases only save work: two auditors set the same marks, and of two repairs of a ledger one loses the
-compare-and-set.
+Leases only save work: two auditors set the same marks, and of two repairs of a ledger one fails at
+the compare-and-set.
 
 The member list tells which nodes are lost, by the rule of `rebuilding`: nodes whose data is
 reported gone or elsewhere, and nodes that are no members.
@@ -50,8 +50,8 @@ LEASE_S = 120.0
 the work."""
 
 REPAIR_S = 100.0
-"""How long one ledger is worked at without a copy that is made, or an entry of its end that is
-found. One that is cut short begins anew: so a bound of the whole would leave a large ledger without
+"""The longest time of work at one ledger in which no copy is made and no entry of its end is found.
+Work that is cut short begins anew: so a bound of the whole work would leave a large ledger without
 its copies for ever."""
 
 STEPS_MAX = 4

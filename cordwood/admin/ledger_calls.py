@@ -86,9 +86,9 @@ class LedgerCalls:
     async def sweep(self) -> int:
         """Let go of ledgers that were deleted; how many went.
 
-        What is here is listed first: a ledger that is made meanwhile is not among it. Each one is
-        asked for once more by itself before it goes, and whether it was deleted. One that the
-        metadata store lacks otherwise stays.
+        The ledgers of this node are listed first, so a ledger that is made meanwhile is not among
+        them. Before a ledger goes, the metadata store is asked once more for it alone, and whether
+        it was deleted. A ledger that the metadata store lacks for another reason stays.
 
         Raises:
             CordwoodError: the metadata store did not answer, or a tombstone is not durable.
@@ -128,8 +128,8 @@ class LedgerCalls:
         return len(gone)
 
     async def _was_deleted(self, ledger: int) -> bool:
-        """Whether somebody deleted a ledger that the metadata store does not have. An older copy of
-        the metadata store lacks ledgers as well, and the only copies would go."""
+        """Whether a ledger that the metadata store does not have was deleted. An older copy of the
+        metadata store lacks ledgers as well, and the only copies would go."""
         return await self._metadata.was_deleted(ledger)
 
     async def note_loss(self, *, is_anew: bool) -> None:

@@ -85,7 +85,7 @@ class _Adding:
 
 
 def _is_same(one: Request, other: Request) -> bool:
-    """Whether two values are the same request, in whatever state."""
+    """Whether two values are the same request, in any states."""
     bare = {"number": 0, "is_granted": False, "blocked": ""}
     return replace(one, **bare) == replace(other, **bare)
 

@@ -157,7 +157,7 @@ class ReplicatedEventLog:
                 following.cancel()
 
     async def _begin(self) -> EventFollower:
-        """The follower; if there is none, one that begins at the base."""
+        """The follower; if there is none, a new follower that begins at the base."""
         if self._follower is None:
             base = await self._stored.read_base()
             if base is None:
@@ -308,7 +308,7 @@ class ReplicatedEventLog:
             Retryable: nothing was appended.
         """
         behind = follower.record
-        # The last records may be lost: then the log ends in an empty epoch behind this one's.
+        # The last records may be lost: then the log ends in an empty epoch behind their epoch.
         tail = self._tail if follower.has_read(self._tail) else 0
         try:
             return int(await store.append(EVENT_LOG, value, expected_tail=max(behind, tail)))

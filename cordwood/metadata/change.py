@@ -23,7 +23,7 @@ UNKNOWN_MAX = 3
 """Writes of unknown outcome in one change; each took a whole deadline of the store's."""
 
 Decide = Callable[[bytes | None], bytes | None]
-"""From the value found (None: not there) to the one to write (None: leave it)."""
+"""From the value found (None: not there) to the value to write (None: leave it)."""
 
 
 Known = tuple[Versioned | None]
@@ -81,7 +81,7 @@ async def change_repeatably(
     known: Known | None = None,
     version: int | None = None,
 ) -> bytes | None:
-    """As `change`, for a caller that may ask again whatever came of it.
+    """As `change`, for a caller that may ask again after any outcome.
 
     Raises:
         Unreachable: the store did not answer; if it wrote all the same, no harm is done.

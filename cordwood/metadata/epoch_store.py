@@ -76,7 +76,7 @@ class Configuration(NamedTuple):
 
 
 Wanted = Callable[["EpochRecord"], Configuration | None]
-"""From a log's record to what its next epoch should have; None leaves it."""
+"""From a log's record to the configuration that its next epoch should have; None leaves it."""
 
 Configure = Callable[[], Awaitable[Wanted]]
 """Asks for what decides that, while the record is read."""
@@ -246,7 +246,7 @@ class EpochStore:
         replication: Replication,
         locations: Sequence[str] = (),
     ) -> EpochRecord:
-        """Give a log its first nodeset; the first caller's counts, whoever asks again.
+        """Give a log its first nodeset; the first caller's nodeset counts, also for later callers.
 
         Args:
             locations: where each of the nodes stands; none at all where no node has one.
@@ -331,7 +331,7 @@ class EpochStore:
 
         def decide(found: bytes | None) -> bytes | None:
             record = _known(log_id, found)
-            # A sequencer needs an epoch above this one, or the log has no sequencer.
+            # A sequencer needs an epoch above this epoch, or the log has no sequencer.
             _check_epochs_left(log_id, record, 2)
             if (token, holder) == (record.token, record.holder):
                 return None
@@ -402,11 +402,11 @@ class EpochStore:
                     clean_epoch=epoch,
                     clean_tail=int(tail),
                     # This recovery asked only the nodes of its epoch, and they may have no record
-                    # of earlier ones.
+                    # of earlier epochs.
                     clean_time_us=max(record.clean_time_us, time_us),
                     clean_seal=by[0],
                     clean_attempt=by[1],
-                    # That of the epoch right above says something of epochs up to this one only.
+                    # The begin time of the epoch right above bounds only epochs up to this epoch.
                     begun=tuple(each for each in record.begun if each.epoch > epoch + 1),
                 )
             )
@@ -427,7 +427,7 @@ class EpochStore:
             UnknownLog: the log has no record.
             BadSetting: the epoch was not handed out.
             Fenced: a higher epoch has sealed. A recovery uses the bound recorded at its time; by a
-                later bound the next recovery would drop records that this one kept.
+                later bound the next recovery would drop records that this recovery kept.
         """
 
         def decide(found: bytes | None) -> bytes | None:
@@ -458,7 +458,7 @@ class EpochStore:
         def decide(found: bytes | None) -> bytes | None:
             record = _known(log_id, found)
             if since < record.history[0].since:
-                return None  # somebody trimmed more
+                return None  # another caller trimmed more
             left = tuple(each for each in record.history if each.since >= since)
             # The last clean epoch keeps its nodeset: recoveries ask its nodes how it ended.
             if not left or left[0].since != since or since > max(record.clean_epoch, 1):
@@ -571,7 +571,7 @@ def _extended(
 
 
 def with_begun(record: EpochRecord, epoch: int, time_us: int) -> tuple[Begun, ...]:
-    """The beginnings that say something: of epochs above an unclean one, times rising."""
+    """The begin times that bound something: of epochs above an unclean epoch, times rising."""
     if epoch <= record.clean_epoch + 1:
         return record.begun
     below = [each for each in record.begun if each.epoch < epoch and each.time_us < time_us]

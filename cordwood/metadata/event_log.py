@@ -5,9 +5,9 @@
 - `StoredEventLog`, here, has it in the metadata store as one versioned value: the rebuilding set,
   which is the snapshot of all events so far. An event is applied to the present set and written by
   compare-and-set. So all events have one order, and an event that changes nothing is not written.
-  While the metadata store is away nothing can be said.
-- The *replicated* one is an internal log (`admin.replicated_events`). Of that the metadata store
-  has only a *base*: a set that the log goes on from, for nodes that begin. The first base is the
+  While the metadata store is away no event can be written.
+- The *replicated* event log is an internal log (`admin.replicated_events`). The metadata store has
+  only its *base*: a set that the log goes on from, for nodes that begin. The first base is the
   set as it was when the events moved into the log. LSNs counted here are below those of any log.
 
 Source: docs/protocol/event-log.md; docs/sources/logdevice.md 2.9; `protocol.event_log`.
@@ -79,7 +79,7 @@ class EventLog(Protocol):
         """
 
     async def at_start(self) -> AtStart:
-        """The set for a node that is about to start and listens to nobody yet."""
+        """The set for a node that is about to start and takes no connections yet."""
 
     async def keep(self) -> None:
         """Keep what a start goes by, and what the events go on from if the event log loses records.
@@ -203,8 +203,8 @@ class StoredEventLog:
         return read_base(stored)
 
     async def note_base(self, rebuilding: RebuildingSet) -> Base:
-        """Keep a later set of the event log as its base. An earlier one changes nothing, nor does
-        one without the restatement that was begun last.
+        """Keep a later set of the event log as its base. An earlier set changes nothing, nor does
+        a set without the restatement that was begun last.
 
         Returns:
             The base from now on. It includes the set unless its fence is above `restated`.
@@ -222,13 +222,13 @@ class StoredEventLog:
         return read_base(stored)
 
     async def fence(self, restated: int) -> Base:
-        """Begin a restatement, or go on with one that was begun: from here on the base takes no set
-        without it.
+        """Begin a restatement, or go on with a restatement that was begun: from here on the base
+        takes no set without it.
 
         Args:
             restated: number of the last restatement in the set that is to be restated.
         Returns:
-            The base. What its set has must be in the restated set.
+            The base. All that is in its set must be in the restated set.
         """
 
         def decide(found: bytes | None) -> bytes | None:

@@ -1,7 +1,7 @@
 """Marks of ledgers that lack copies, and whether they are repaired, in the metadata store.
 
-A mark is `ledger-marks/<key of the ledger>`. Marks merge: a new mark keeps the nodes of the present
-one. A mark is removed only at the version at which its ledger was checked, so a mark that grew
+A mark is `ledger-marks/<key of the ledger>`. Marks merge: a new mark keeps the present mark's
+nodes. A mark is removed only at the version at which its ledger was checked, so a mark that grew
 meanwhile stays.
 
 Source: docs/protocol/ledgers.md; docs/sources/bookkeeper.md (d).
@@ -46,7 +46,7 @@ class LedgerMarks:
         self._store = store
 
     async def add(self, mark: Mark, *, anew: bool = False) -> None:
-        """Keep a mark, merged with what is there.
+        """Keep a mark, merged with the ledger's present mark.
 
         Args:
             anew: write the mark even if it is there already, so that a repair under way does not

@@ -2,7 +2,7 @@
 
 Short ids have keys of ten digits in three steps, and long ids have keys of nineteen digits in five
 (`layout.ledger_metadata`). Each kind has a prefix of its own, and all short ids are below all long
-ones.
+ids.
 
 Source: docs/sources/bookkeeper.md (a), hierarchical ledger managers; docs/protocol/ledgers.md.
 """
@@ -29,7 +29,7 @@ async def ledger_page(
         keys = await store.keys_after(short, start, limit)
         found = [read_ledger_key(key.removeprefix(short)) for key in keys]
     if len(found) < limit:
-        # A page may hold the last short ids and the first long ones.
+        # A page may hold the last short ids and the first long ids.
         start = long + ledger_key(after) if after >= SHORT_IDS else ""
         keys = await store.keys_after(long, start, limit - len(found))
         found += [read_ledger_key(key.removeprefix(long)) for key in keys]

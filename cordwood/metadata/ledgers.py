@@ -1,10 +1,10 @@
 """Ledgers in the metadata store: one value each, changed by compare-and-set.
 
 A value is `ledgers/<key>` or `long-ledgers/<key>`, see `layout.ledger_metadata` for the key. Small
-ids and large ones lie apart, so that a listing comes in the order of ids.
+and large ids lie apart, so that a listing comes in the order of ids.
 
 A node takes ids by the hundred, so that most ledgers are made without a change of the counter. A
-chosen id may be one of these: the next one is tried then.
+caller may have chosen one of these ids itself: the node then tries its next id.
 
 An id is never used again. Nodes keep entries, fences and tombstones by it, so a ledger of the same
 id would have entries that no writer added to it. `deleted-ledgers/<key of a page>` has a bit for
@@ -63,14 +63,14 @@ _LONG = "long-ledgers/"
 _DELETED = "deleted-ledgers/"
 _NEXT = "ledger-ids"
 _TIERS = "ledgers-in-main-storage"
-"""There once a ledger asked for main storage: nodes look after its objects from then on, also when
-all such ledgers are deleted."""
+"""This key exists once a ledger asked for main storage. From then on nodes look after the objects
+of ledgers, also when all ledgers that asked are deleted."""
 
 IDS_AT_ONCE = 100
 """Ids that a node takes at a time. The rest of them when it ends is never used."""
 
 IDS_OF_A_PAGE = 1024
-"""Ids whose deletions one value tells: it has 128 bytes."""
+"""The ids of which one value has the deletions: it has 128 bytes."""
 
 TRIES_MAX = 64
 """The most ids in a row that clients chose before."""
@@ -80,7 +80,7 @@ class LedgerMetadataStore:
     """See the module.
 
     Every call may also raise Unreachable or Overloaded (ask again), and Malformed or
-    ChecksumMismatch (what is kept cannot be read, or a newer version wrote it).
+    ChecksumMismatch (the stored value cannot be read, or a newer version wrote it).
     """
 
     def __init__(self, store: MetadataStore) -> None:
@@ -136,7 +136,7 @@ class LedgerMetadataStore:
         """Make a ledger; with -1 the next free id is its own.
 
         Raises:
-            LedgerExists: another one has the id, or had it and was deleted.
+            LedgerExists: another ledger has the id, or had it and was deleted.
             BadSetting: a new ledger is open, has one fragment, and leaves room for its end.
         """
         if metadata.state is not LedgerState.OPEN or len(metadata.fragments) != 1:
@@ -230,7 +230,7 @@ class LedgerMetadataStore:
         return self._tiers
 
     async def delete(self, ledger: int) -> None:
-        """Delete a ledger, whatever its state; nodes find out and drop its entries."""
+        """Delete a ledger in any state; nodes find out and drop its entries."""
         key = _key(ledger)
         if await self._store.get(key) is None:
             return
@@ -245,8 +245,8 @@ class LedgerMetadataStore:
     async def delete_again(self, known: set[int]) -> list[int]:
         """Delete again ledgers that are there and were deleted. Returns their ids.
 
-        A deletion may have been cut short. Or the creator's first write, whose answer was lost,
-        came after the deletion.
+        A deletion may have been cut short. Or the creator's first write came after the deletion,
+        and its answer was lost.
         """
         after, again = "", []
         while keys := await self._store.keys_after(_DELETED, after, LEDGERS_MAX):
@@ -262,7 +262,7 @@ class LedgerMetadataStore:
         return again
 
     async def was_deleted(self, ledger: int) -> bool:
-        """Whether a ledger of this id was deleted: there is never another one."""
+        """Whether a ledger of this id was deleted: the id is never used again."""
         found = await self._store.get(_deleted_key(ledger))
         return found is not None and _is_marked(found.value, ledger)
 
@@ -309,7 +309,7 @@ def _deleted_key(ledger: int) -> str:
 
 
 def _marked(value: bytes | None, ledger: int) -> bytes:
-    """A page of deletions, with this one."""
+    """A page of deletions, with this ledger's added."""
     bits = bytearray(value or bytes(IDS_OF_A_PAGE // 8))
     at = ledger % IDS_OF_A_PAGE
     bits[at // 8] |= 1 << at % 8

@@ -1,4 +1,4 @@
-"""The two entries of a log: the name that leads to its number, and what its number is.
+"""The two entries of a log: from its name to its number, and from its number to the log.
 
 `logs/<name>` leads to a number, `log_ids/<number>` has the log's one name; see `log_tree`. A name
 is claimed before its log goes to it and taken away after the log has left it. Calls of several
@@ -81,11 +81,11 @@ class LogEntries:
         """Have a name lead to a log.
 
         Raises:
-            LogExists: it leads to another one, or is on its way to it.
+            LogExists: it leads to another log, or is on its way to it.
         """
         entry = msgspec.json.encode(NameEntry(log_id))
         found = await self._store.get(name_key(name))
-        # By this reading alone: by a second one, the first might be of a log that came back.
+        # By this reading alone: by a second reading, the first might be of a log that came back.
         if await self._is_taken(name, found, log_id):
             raise exists(name)
         before = found.value if found else None

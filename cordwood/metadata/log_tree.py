@@ -404,7 +404,7 @@ class LogTree:
         return left
 
     async def _finish_rename(self, name: str, new_name: str, log_id: LogId) -> LogInfo:
-        """Take the old name away from the log that has the new one; UnknownLog if it does not."""
+        """Take the old name away from a log that has the new name; UnknownLog if it does not."""
         log = await self._entries.log(log_id)
         if log is None or not log.is_at(new_name):
             raise unknown(name)
@@ -416,7 +416,7 @@ class LogTree:
         return renamed
 
     async def move(self, log_id: LogId, name: str, new_name: str | None, check: Check) -> None:
-        """Give a log its new name, or delete it: the one write that decides.
+        """Give a log its new name, or delete it, by the one write that decides.
 
         The log's entry is read, then the new name is claimed, then the entry is written if it has
         not changed since the read. So a name that was removed after the claim is claimed again; see

@@ -41,7 +41,7 @@ ADDRESS_BYTES_MAX = 255
 CLAIM_CHARS_MAX = 32
 
 WEIGHT_MAX = 1_000_000.0
-"""Sums of weights stay far from where a float loses the small ones."""
+"""With this bound, sums of weights stay far below the size at which a float loses small weights."""
 
 _CLUSTER = "cluster"
 _NODES = "nodes/"
@@ -129,7 +129,7 @@ class Membership:
         room: int = 0,
     ) -> Member:
         """Register the start of a node, and its address. The node has its disk, and reports losses
-        of it by itself, so this clears the status of its data. If it had such a status, it becomes
+        of it by itself, so this clears the status of its data. If its data had a status, it becomes
         UNAVAILABLE until it is back (`come_back`): epochs may have been recovered without it, and
         it must not take a store of these.
 
@@ -138,7 +138,7 @@ class Membership:
             location: as `Member.location`.
             weight: share of new records, 0 to WEIGHT_MAX; 0 takes none.
             claim, reached: as `Claim`, of this start.
-            over: claims that this one may follow; None for any.
+            over: claims that `claim` may follow; None for any.
             room: as `Member.room`.
         Returns:
             The member; its incarnation is higher than any that it had.

@@ -73,7 +73,7 @@ class MemoryData:
 
     Attributes:
         values: by key.
-        last_version: of the newest write; every write has a higher one.
+        last_version: of the newest write; each write has a higher version than all before it.
     """
 
     def __init__(self) -> None:

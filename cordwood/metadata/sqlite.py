@@ -73,7 +73,7 @@ FILE_BYTES_MAX = 4 << 30
 PAGE_BYTES = 4096
 
 DATABASE_BYTES_MIN = 512
-"""SQLite's smallest page. It takes a shorter file for an empty one, and would write over it."""
+"""SQLite's smallest page. SQLite takes a shorter file for empty, and would write over it."""
 
 WAIT_SHARE = 0.8
 """Part of the deadline that may go by waiting; the rest is for the disk."""
@@ -269,7 +269,7 @@ class SqliteMetadata:
         """The outcome of `call`, done here or by the previous owner of the connection."""
         if self._lock.acquire(timeout=max(0.0, call.wait_until - time.monotonic())):
             try:
-                # Again if it was left undone because of another: that one has ended.
+                # Take it again if it was left undone because of another call: that call has ended.
                 while calls := self._calls.take(call):
                     self._do(calls)
             finally:

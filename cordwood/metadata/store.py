@@ -101,7 +101,7 @@ class MetadataStore(Protocol):
         Keys that exist all the while are listed, however many pages a reader takes.
 
         Args:
-            after: keys up to and including this one are skipped; "" skips none.
+            after: keys up to and including this key are skipped; "" skips none.
             limit: up to LIST_KEYS_MAX.
         Raises:
             Unreachable: the store did not answer.
@@ -131,7 +131,7 @@ class MetadataStore(Protocol):
             ttl_s: how long it lasts from now on, up to LEASE_TTL_MAX_S. A backend that sees
                 its holder live (ZooKeeper) keeps it that long, and lets it go soon after.
         Returns:
-            Whether this store holds it now; False if another one does.
+            Whether this store holds it now; False if another store holds it.
         Raises:
             Unreachable: the store did not answer; it may be held.
             Overloaded: as for `compare_and_set`.

@@ -1,7 +1,7 @@
 """The stored form of a key in ZooKeeper, and the judgement of a write with unknown outcome.
 
 ZooKeeper compares how often a path was written since it was made, so a path that was
-removed and made anew would pass for the old one. Hence no path is ever removed: a deleted key
+removed and made anew would pass for the old path. Hence no path is ever removed: a deleted key
 leaves a mark, and a path that only leads to others is empty. So a path's `data_version` stands for
 one content for ever, and so does its zxid::
 
@@ -60,8 +60,8 @@ def settle(nonce: bytes, expected: int, found: tuple[bytes, int] | None) -> Verd
     """Judge a lost write by a later read, on a newer connection of its session or of its client's
     next session.
 
-    Such a read comes after the write, if the write happened at all: a server drops a session's
-    older connection when it accepts a newer one, and an ended session writes nothing more.
+    This read comes after the write, if the write happened at all: a server drops a session's older
+    connection when it accepts a newer connection, and an ended session writes nothing more.
 
     Args:
         nonce: the write's own.

@@ -6,7 +6,7 @@ in `metadata.stored_value`. Every write is one transaction of the key's path and
 ensemble, which never repeats. The `:changes` path is what watches watch, and a listing that finds
 it unchanged at its end is of one moment. Leases are ephemeral paths in `ROOT/:leases`.
 
-Reads are preceded by a `sync`, so that they are not behind, whatever server answers;
+Reads are preceded by a `sync`, so that they are not behind on any server;
 both travel together. A get and the compare-and-set after it are a round trip each,
 because a path's data version is remembered with the version of the value.
 
@@ -57,7 +57,7 @@ from cordwood.metadata.zookeeper_session import (
 )
 
 DATA_VERSIONS_MAX = 4096
-"""Keys with a remembered data version; a forgotten one costs a round trip."""
+"""Keys with a remembered data version; a forgotten version costs a round trip."""
 
 RECHECK_S = 10.0
 """How often a watch looks by itself: a notice that was lost is late by this."""
@@ -89,7 +89,7 @@ class ZooKeeperMetadata:
 
     Args:
         hosts: `host:port,host:port`.
-        root: the path, with its leading slash and without a last one.
+        root: the path, with a leading slash and without a trailing slash.
     """
 
     def __init__(
@@ -326,7 +326,7 @@ class ZooKeeperMetadata:
     # Writing.
 
     async def _write(self, attempt: _Attempt) -> int | None:
-        """Do one compare-and-set, whatever connections it takes."""
+        """Do one compare-and-set, over as many connections as it needs."""
         while True:
             data_version = await self._again_if_lost(lambda: self._data_version_of(attempt))
             if data_version is None:

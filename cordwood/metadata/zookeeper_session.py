@@ -5,7 +5,7 @@ connection is `Lost`, because then the caller has to find out the request's outc
 the callers'.
 
 kazoo hands a request to its thread by a byte in a pipe, and would block this loop when
-that pipe is full, so at most REQUESTS_MAX are with it at a time, given up ones included.
+that pipe is full, so at most REQUESTS_MAX are with it at a time, abandoned requests included.
 
 Source: docs/design.md §6.
 """

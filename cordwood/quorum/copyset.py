@@ -48,7 +48,8 @@ def can_lose(lost: int, nodeset: Nodeset, replication: Replication) -> bool:
     """Say whether the others could be a copyset whichever `lost` nodes of a nodeset are away."""
 
     def left(scope: str) -> int:
-        """The fewest domains that are left: whoever is away fills the smallest domains first."""
+        """The fewest domains that are left: the nodes that are away fill the smallest domains
+        first."""
         sizes = Counter(member.domain(scope) for member in nodeset.members)
         away, gone = lost, 0
         for size in sorted(sizes.values()):

@@ -11,7 +11,7 @@ From this follow the two rules by which a ledger is recovered:
   acknowledged.
 - *Absence.* An entry that (Qw-Qa)+1 members of its write set do not have was never acknowledged.
   Only a member's explicit answer counts. Silence, a failed checksum, a disk error, and the answer
-  of a node that lost data are *unknown*: such a node may have acknowledged the entry.
+  of a node that lost data are *unknown*: this member may have acknowledged the entry.
 
 Members are counted by their place in the ensemble, 0 to E-1; an ensemble has distinct nodes.
 

@@ -9,8 +9,8 @@ nodes, and silent nodes in K racks. So either of two facts excludes it:
 - fewer than R members are silent;
 - fewer than K racks have a silent member: at least `racks - K + 1` racks answered in full.
 
-With more scopes (rows, regions …) there is a fact like the second for each scope, and any one is
-enough. The second is why location pays: with R=3 over 2 of 3 racks, two whole racks are enough,
+With more scopes (rows, regions …) there is a fact like the second for each scope, and any one fact
+is enough. The second is why location pays: with R=3 over 2 of 3 racks, two whole racks are enough,
 however many nodes the third rack has.
 
 Each node counts by its authoritative status (`quorum.authority`):
@@ -20,8 +20,8 @@ Each node counts by its authoritative status (`quorum.authority`):
   every node with data has replied.
 - UNAVAILABLE: the node is down and has data. Without an f-majority the caller waits for it.
 
-Members count whatever their weight. A weight concerns new records only, and an old record may lie
-on a node that takes no new records today.
+Members of any weight count. A weight concerns new records only, and an old record may lie on a node
+that takes no new records today.
 
 Two things differ from LogDevice. If fewer domains are left than a record needs copies, LogDevice
 reaches no f-majority; here every node that has data must be heard. And any scope that the

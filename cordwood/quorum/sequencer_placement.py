@@ -21,7 +21,7 @@ def sequencer_order(
     """Nodes in the order in which they should sequence `log`: the owner first.
 
     Args:
-        dead: nodes that come after all others, whatever their score.
+        dead: nodes that come after all others, also with a high score.
     """
     scored = sorted((m.node in dead, _score(log, m), m.node) for m in members)
     return tuple(node for _, _, node in scored)
