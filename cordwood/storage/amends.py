@@ -32,7 +32,7 @@ from typing import TYPE_CHECKING
 from crc32c import crc32c
 
 from cordwood.block import BlockHeader, Buffer
-from cordwood.errors import Corrupt
+from cordwood.errors import Corrupt, Overloaded
 from cordwood.layout.waves import (
     AmendedBlock,
     Refusal,
@@ -205,7 +205,7 @@ class Amends:
         for log, headers in by_log.items():
             try:
                 await self._find_of_log(log, headers, found)
-            except (TablesFailed, Corrupt) as error:
+            except (TablesFailed, Corrupt, Overloaded) as error:
                 logger.warning("log %d: what an amend is of cannot be read: %s", log, error)
         return found
 

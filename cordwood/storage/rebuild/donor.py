@@ -23,7 +23,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 
 from cordwood.block import EnvelopeFlag
-from cordwood.errors import CordwoodError, Corrupt, NoSequencer, UnknownLog, Unreachable
+from cordwood.errors import (
+    CordwoodError,
+    Corrupt,
+    NoSequencer,
+    Overloaded,
+    UnknownLog,
+    Unreachable,
+)
 from cordwood.layout.log_questions import Trim
 from cordwood.layout.message import AskTail, Call
 from cordwood.layout.message_impact import AskFitness, FitnessReply
@@ -200,7 +207,7 @@ class Donor:
                 now.report.trouble = (
                     f"{staged} staged blocks here wait to be published, or to expire"
                 )
-        except (TablesFailed, Corrupt, TimeoutError) as error:
+        except (TablesFailed, Corrupt, Overloaded, TimeoutError) as error:
             now.report.trouble = str(error) or "the WAL takes too long"
         if now.is_done:
             # Trap: if the first member is known to have lost records, the next member is the
@@ -484,7 +491,7 @@ class Donor:
                 and await self._waits_for_rot(log, unread, rotten, now.losses, epochs)
             ):
                 now.report.trouble = f"log {log}: copies have rotted here"
-        except (TablesFailed, Corrupt) as error:
+        except (TablesFailed, Corrupt, Overloaded) as error:
             now.report.trouble = f"log {log}: {error}"
 
     async def _complete(self, epochs: EpochNodesets, log: int, epoch: int) -> EpochNodesets:
