@@ -128,6 +128,7 @@ class LedgerBatches(Following["list[LedgerEntry]"]):
         self._next = start
         self._wanted = ENTRY_MAX if until is None else until
         self._ahead = ReadAhead(ledger._read_part, start)
+        self._waiting: asyncio.Task[None] | None = None
 
     async def _next_items(self) -> list[list[LedgerEntry]]:
         ledger = self._ledger
@@ -141,11 +142,28 @@ class LedgerBatches(Following["list[LedgerEntry]"]):
                 return [some]
             if ledger.is_closed:
                 break
-            await ledger._wait_more()
+            await self._wait_more()
         return []
+
+    async def _wait_more(self) -> None:
+        """Wait for an entry, or for the end, for a while. The wait stays under way when its caller
+        is cancelled: it reads the metadata last, and a program with shorter steps would never hear
+        of the end, nor of other nodes."""
+        if self._waiting is None:
+            self._waiting = asyncio.ensure_future(self._ledger._wait_more())
+            self._waiting.add_done_callback(_retrieved)
+        waiting = self._waiting
+        await asyncio.wait([waiting])
+        if self._waiting is waiting:
+            self._waiting = None
+            waiting.result()
 
     async def aclose(self) -> None:
         self._hand, self._next = iter(()), self._wanted + 1
+        waiting, self._waiting = self._waiting, None
+        if waiting is not None:
+            waiting.cancel()
+            await asyncio.gather(waiting, return_exceptions=True)
         await self._ahead.stop()
 
 
@@ -202,3 +220,9 @@ class LedgerTables(Following["pa.RecordBatch"]):
     async def aclose(self) -> None:
         self._hand, self._held = iter(()), []
         await self._batches.aclose()
+
+
+def _retrieved(task: asyncio.Task[None]) -> None:
+    """Mark its error as read: its reader may not come back."""
+    if not task.cancelled():
+        task.exception()

@@ -9,7 +9,7 @@ from typing import Any
 
 from cordwood.admin.ledger_calls import LedgerCalls
 from cordwood.client.ledgers import ledger_nodes, readable_ledger, run_reading
-from cordwood.client.ledgers.ledger_following import Following
+from cordwood.client.ledgers.ledger_following import Following, LedgerBatches
 from cordwood.client.ledgers.ledger_recovering import Patience
 from cordwood.client.ledgers.readable_ledger import ReadableLedger
 from cordwood.client.ledgers.run_reading import Opened
@@ -278,6 +278,10 @@ def _forgets_progress(self: Patience, last: int) -> None:
     """All attempts have one deadline."""
 
 
+async def _waits_anew(self: LedgerBatches) -> None:
+    await self._ledger._wait_more()
+
+
 def _tells_once(self: LedgerWriter, node: int, lac: int) -> None:
     """The node is forgotten."""
 
@@ -390,6 +394,10 @@ BUGS = (
                "a LAC is not sent again to a node that did not take it",
                at(LedgerWriter.on_lac_failed).instead(_tells_once),
                scene="tests/client/ledgers/test_ledger_lac.py"),
+    PlantedBug("ledger-waits-anew",
+               "a reader begins its wait anew with each step, and never reads the metadata",
+               at(LedgerBatches._wait_more).instead(_waits_anew),
+               scene="tests/client/ledgers/test_ledger_following.py"),
     PlantedBug("ledger-ends-with-a-step",
                "a reader whose step failed or was cancelled says that the ledger ends there",
                at(Following.fill).around(_ends_with_its_step),

@@ -153,6 +153,49 @@ async def test_a_reader_that_was_stopped_gives_nothing_more(cluster: ClusterAtHa
             assert asyncio.all_tasks() - before == set()
 
 
+async def steps_are_shorter_than_a_look_at_the_metadata(cluster: ClusterAtHand, way: Way) -> None:
+    async with cluster.client() as writer, cluster.client() as store:
+        made = await writer.ledgers.create(ensemble=1, write=1, ack=1)
+        await made.append(b"a")
+        following = way(await store.ledgers.open(made.ledger_id))
+        got: list[bytes] = []
+        while b"a" not in got:
+            got += entries_of(await within(0.5, following) or [])
+        cluster.kill(made.metadata.newest.nodes[0])
+        await made.append(b"b")
+        async with asyncio.timeout(30):
+            while b"b" not in got:
+                got += entries_of(await within(0.5, following) or [])
+            await made.close()
+            while not await is_over(following):
+                pass
+        assert got == [b"a", b"b"]
+
+
+async def is_over(following: AsyncIterator[Any]) -> bool:
+    """Whether a step of half a second says so."""
+    try:
+        return await asyncio.wait_for(anext(following, None), 0.5) is None
+    except TimeoutError:
+        return False
+
+
+@pytest.mark.parametrize("way", Ways)
+def test_a_reader_with_short_steps_hears_of_other_nodes_and_of_the_end(way: Way) -> None:
+    """Each step asked nodes for a second first, and the metadata after it: never."""
+
+    async def scenario(cluster: ClusterAtHand) -> None:
+        await steps_are_shorter_than_a_look_at_the_metadata(cluster, way)
+
+    simulate(scenario)
+
+
+def test_a_reader_that_waits_anew_with_each_step_is_caught() -> None:
+    bug = find_bug("ledger-waits-anew")
+    with planted(bug), pytest.raises(TimeoutError):
+        test_a_reader_with_short_steps_hears_of_other_nodes_and_of_the_end(ReadableLedger.batches)
+
+
 @pytest.mark.parametrize("way", Ways)
 @as_scenario(simulate)
 async def test_a_reader_that_another_task_stops_ends(cluster: ClusterAtHand, *, way: Way) -> None:
