@@ -344,7 +344,7 @@ class UploadRole:
         end = manifest.head.end if manifest.head is not None else 0
         said = self._said_beyond.setdefault(log, SaidOnce(logger))
         if manifest.head is not None and end > tail + 1 >= held:
-            upto = (await client.tiered(info.name)).upto
+            upto = (await client.tiered(log)).upto
             right = max(int(upto), held - 1, manifest.head.start - 1)
             said.warning(
                 f"log {log}: the accepted loss in main storage reaches {format_lsn(end - 1)}, and "
