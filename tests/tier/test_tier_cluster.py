@@ -740,64 +740,6 @@ class TestAfterARepair:
             assert len([item for item in items if isinstance(item, Record)]) < len(written)
 
     @as_scenario(simulate, nodes=3, storage=STORAGE, tier=TIER)
-    async def test_a_loss_that_reaches_past_the_tail_loses_nothing_and_is_taken_back(
-        self, cluster: ClusterAtHand
-    ) -> None:
-        """Nodes that were let in empty took it for their tier point: they acknowledged the records
-        that came there, and kept none. Nothing was ever uploaded there."""
-        host = cluster.client_host()
-        bucket = await cluster.open_objects(host, BUCKET)
-        async with cluster.client() as store:
-            await store.create_log("log", attributes=TIERED)
-            written = await write(store, "log", 40)
-            await asyncio.sleep(20)
-            tail = int(await store.tail("log"))
-            manifest = LogManifest(bucket, 1, host, "operator")
-            await repair_log(bucket, manifest, 1, end=tail + 1000, accept=True)
-            for node in cluster.running.values():
-                await node._tiering.learn()  # as a node does that was let in empty
-            written += await write(store, "log", 40)
-            await asyncio.sleep(20)
-            assert max(gone(cluster)) == tail
-            assert await values(store, "log") == written
-            await repair_log(bucket, manifest, 1, end=tail)
-            await asyncio.sleep(40)
-            assert min(gone(cluster)) == await store.tail("log")
-            assert await values(store, "log") == written
-
-    @as_scenario(simulate, nodes=3, storage=STORAGE, tier=TENDED)
-    async def test_retention_keeps_young_records_of_a_range_that_main_storage_lost(
-        self, cluster: ClusterAtHand
-    ) -> None:
-        """A lost range has the time of the object before it. Nodes held all of its records."""
-        kept = LogAttributes(local_retention=1000, backlog_s=60).over(TIERED)
-        host = cluster.client_host()
-        bucket = await cluster.open_objects(host, BUCKET)
-        async with cluster.client() as store:
-            await store.create_log("log", attributes=kept)
-            await write(store, "log", 40, 1.0)
-            await store.log_tree.set_attributes("log", LogAttributes(tier=False))
-            await asyncio.sleep(3)
-            for name in objects(cluster)[2:-1]:
-                cluster.bucket.delete(name)
-            cluster.bucket.delete(head_name(1))
-            await repair_log(bucket, LogManifest(bucket, 1, host, "operator"), 1, accept=True)
-            await store.log_tree.set_attributes("log", LogAttributes(tier=True))
-            records = [each for each in await read_all(store, "log") if isinstance(each, Record)]
-            assert len(records) == 40
-            while records[-1].append_time_us > host.clock.now_us() - 58_000_000:
-                left = await values(store, "log")
-                young = [
-                    each.value
-                    for each in records
-                    if each.append_time_us > host.clock.now_us() - 58_000_000
-                ]
-                assert set(young) <= set(left)
-                await asyncio.sleep(2)
-            await asyncio.sleep(20)
-            assert not await values(store, "log")
-
-    @as_scenario(simulate, nodes=3, storage=STORAGE, tier=TIER)
     async def test_the_newest_objects_are_lost_and_the_log_goes_on(
         self, cluster: ClusterAtHand
     ) -> None:

@@ -26,7 +26,7 @@ from cordwood.client.read.reader import Reader
 from cordwood.errors import CordwoodError, OutcomeUnknown, Retryable
 from cordwood.layout import frame
 from cordwood.lsn import Lsn
-from cordwood.metadata import change
+from cordwood.metadata import change, consumers
 from cordwood.metadata.change import Decide, Known
 from cordwood.metadata.memory import MemoryData
 from cordwood.metadata.store import MetadataStore
@@ -275,6 +275,10 @@ BUGS = (
                "clock wrote",
                at(consumer_calls.SeenLeases.seen).instead(lambda self, consumer, group: set()),
                scene="tests/client/read/test_consumer_handover.py"),
+    PlantedBug("joins-without-room", "a member joins although the consumer's entry has no room for "
+               "what is saved later",
+               at(consumers._room).instead(lambda group: 0),
+               scene="tests/client/read/test_consumer_entry.py"),
     PlantedBug("claims-are-repeats", "a compare-and-set is taken for a repeat of another caller's",
                at(consumer_group.is_same_call).instead(
                    lambda group, positions, mark: positions.items() <= group.positions.items()),

@@ -32,13 +32,14 @@ from cordwood.sim.tier_options import tiered
 from cordwood.storage.engine import StorageEngine
 from cordwood.storage.log_cache import CachedLog
 from cordwood.storage.push.read_streams import ReadStreams
-from cordwood.tier import history
+from cordwood.tier import history, repair
 from cordwood.tier.history import HistorySpans, _Step
 from cordwood.tier.log_manifest import LogManifest
 from cordwood.tier.object_store import Etag, ObjectStore
 from cordwood.tier.patient_store import PatientStore
 from cordwood.tier.uploader import LogUploader
 from cordwood.tiered import Entry, Head
+from cordwood.uploading import local_drops, tend
 from cordwood.uploading.local_drops import LocalDrops
 from cordwood.uploading.tend import Tend
 from cordwood.uploading.tiering import Tiering
@@ -271,6 +272,11 @@ async def _begins_where_it_begins_now(
         is_first = False
 
 
+async def _end_of_the_manifest(manifest: LogManifest) -> int:
+    head = await manifest.load()
+    return head.end if head is not None else 0
+
+
 BUGS: tuple[PlantedBug, ...] = (
     PlantedBug("tier-drops-unread", "a node lets go of blocks that no manifest names yet",
                at(LocalDrops._end_of).instead(_takes_uploads_for_granted), scenario=_TIERED),
@@ -304,6 +310,13 @@ BUGS: tuple[PlantedBug, ...] = (
                         at(manifest.append).instead(_takes_a_fence_for_advice)), scenario=_TWO),
     PlantedBug("tier-retains-nothing", "retention deletes all of main storage",
                at(Tend._too_old).instead(_retains_nothing), scenario=_KEPT),
+    PlantedBug("tier-point-of-losses", "a node that is let in empty takes an accepted loss for what "
+               "main storage holds",
+               at(repair.end_of_objects, within=local_drops).instead(_end_of_the_manifest),
+               scene="tests/tier/test_accepted_loss.py"),
+    PlantedBug("tier-dates-losses", "retention believes the time of a range that a repair called lost",
+               at(repair.is_lost, within=tend).instead(lambda entry: False),
+               scene="tests/tier/test_accepted_loss.py"),
     PlantedBug("tier-keeps-too-little", "retention by size counts main storage's bytes four times",
                at(Tend._too_much).around(_counts_four_times), scenario=_BOUNDED),
     PlantedBug("tier-finds-too-late", "find_time gives a place behind the right one in main "

@@ -13,6 +13,7 @@ from cordwood.errors import BadSetting
 from cordwood.layout.message import AskConsumers, ConsumersReply, JoinConsumer, SaveCursors
 from cordwood.lsn import make_lsn
 from cordwood.metadata.consumers import LOGS_MAX
+from cordwood.sim.planted import find_bug, planted
 
 
 @as_scenario(simulate)
@@ -47,10 +48,7 @@ async def test_deleted_logs_of_members_that_were_killed_make_room_too(
         assert "killed" not in group.members
 
 
-@as_scenario(simulate)
-async def test_members_join_only_while_there_is_room_for_what_they_save(
-    cluster: ClusterAtHand,
-) -> None:
+async def members_join_and_save(cluster: ClusterAtHand) -> None:
     """The store's bound refused saves instead, and each call that reads raised that, for good."""
     logs = [str(number) for number in range(100_000, 100_000 + LOGS_MAX)]
     async with cluster.client() as store:
@@ -73,6 +71,12 @@ async def test_members_join_only_while_there_is_room_for_what_they_save(
             own = {log: lsn for log, lsn in most.items() if group.owners[log] == name}
             await store._ask(SaveCursors("c", name, group.generation, own, {}, False))
         await store._ask(SaveCursors("c", "", 0, most, {}, reset=True))
+
+
+def test_members_join_only_while_there_is_room_for_what_they_save() -> None:
+    simulate(members_join_and_save)
+    with planted(find_bug("joins-without-room")), pytest.raises(BadSetting):
+        simulate(members_join_and_save)
 
 
 @as_scenario(simulate)
