@@ -113,7 +113,7 @@ class Role(Protocol):
     def refuse(self, connection: Connection, entry: AppendEntry, error: CordwoodError) -> None:
         """Tell a client that an entry was never numbered; its bytes leave the window."""
 
-    def refuse_if_newest(self, log: int, waiting: Waiting, error: CordwoodError) -> None:
+    def refuse_if_newest(self, log: LogId, waiting: Waiting, error: CordwoodError) -> None:
         """The same, of an error that is true only if no node has taken a higher epoch. Else the
         client is told to ask another node."""
 

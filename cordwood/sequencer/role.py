@@ -304,7 +304,7 @@ class SequencerRole:
         self._in_flight_bytes -= entry.stored_bytes
         self._answers.send_back(connection, entry, error, NodeId(0))
 
-    def refuse_if_newest(self, log: int, waiting: Waiting, error: CordwoodError) -> None:
+    def refuse_if_newest(self, log: LogId, waiting: Waiting, error: CordwoodError) -> None:
         """See `appender.Role`.
 
         Trap: a sequencer that is cut off from the others does not know what its successor stored.
@@ -319,7 +319,12 @@ class SequencerRole:
             self._tasks.create_task(self._refuse_if_newest(log, row, row.appender, waiting, error))
 
     async def _refuse_if_newest(
-        self, log: int, row: TableRow, appender: LogAppender, waiting: Waiting, error: CordwoodError
+        self,
+        log: LogId,
+        row: TableRow,
+        appender: LogAppender,
+        waiting: Waiting,
+        error: CordwoodError,
     ) -> None:
         told = error
         try:
