@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 
 from cordwood.errors import CordwoodError
 from cordwood.lsn import EVENT_LOG
@@ -18,12 +19,32 @@ from cordwood.nodes import NodeId
 from cordwood.rebuilding import PARTS, Rebalance, Transfer
 from cordwood.sim.cluster import SimCluster
 from cordwood.sim.holdings import held_blocks
+from cordwood.sim.options import RunOptions
 
 SAY_S = 8.0
 """How long it is tried to say something: a call and its repeat."""
 
+LOSES_SHARE = 0.5
+"""Of the seeds that lose all copies of a record, the share in which records of the event log are
+lost with the nodes, if the other nodes could hold its copies."""
+
 SAID_S = (0.2, 1.5)
 """Time for the donors' own words before the loss."""
+
+
+def with_events(options: RunOptions, chance: random.Random, *, loses_copies: bool) -> RunOptions:
+    """The run that loses nodes at its end, with the rebuilding set in the event log.
+
+    Args:
+        loses_copies: whether all nodes are lost that hold some block.
+    """
+    copies = options.cluster.replication.copies
+    can_lose = loses_copies and 2 <= copies <= options.cluster.nodes // 2
+    return replace(
+        options,
+        cluster=replace(options.cluster, replicated_events=True),
+        loses_events=can_lose and chance.random() < LOSES_SHARE,
+    )
 
 
 async def say_unkept(cluster: SimCluster, chance: random.Random) -> tuple[NodeId, ...]:
@@ -32,6 +53,12 @@ async def say_unkept(cluster: SimCluster, chance: random.Random) -> tuple[NodeId
     if not all(node._events.has_moved for node in cluster.running.values()):
         return ()
     cluster.metadata.is_out = True
+    lost = await _say(cluster, chance)
+    cluster.metadata.is_out = bool(lost)
+    return lost
+
+
+async def _say(cluster: SimCluster, chance: random.Random) -> tuple[NodeId, ...]:
     numbers = cluster.numbers
     source, target = chance.sample(numbers, 2)
     node = cluster.running[chance.choice(numbers)]

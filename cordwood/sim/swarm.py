@@ -20,6 +20,7 @@ from cordwood.nodes import Member, NodeId, Nodeset, Replication
 from cordwood.settings import MIB, REORDERINGS, ClientSettings, SequencerSettings, StorageSettings
 from cordwood.sim.aftermath import COPIES, FEW
 from cordwood.sim.cluster import ClusterOptions
+from cordwood.sim.event_losses import with_events
 from cordwood.sim.fault_plan import CLIENT_KINDS, KINDS, SCENES, Damage, FaultOptions, spare_nodes
 from cordwood.sim.knobs import HEALING, TurnedKnobs, draw_turns
 from cordwood.sim.links import LinkSettings
@@ -149,9 +150,8 @@ DISKS_S = (8.0, 14.0)
 """How long faults strike in a run that loses disks; lost data is healed after that."""
 
 REPLICATED_SHARE = 0.8
-"""Of these seeds, the share with the statuses of lost nodes in the event log. Seeds that give up
-more nodes than the copies survive keep them in the metadata store: see docs/reliability.md, known
-limits."""
+"""Of these seeds, and of those that lose nodes at their end, the share with the statuses of lost
+nodes in the event log."""
 
 LOSES_METADATA_SHARE = 0.5
 """Of those, the share in which the metadata store goes away as a disk is lost."""
@@ -269,6 +269,9 @@ def swarm_options(seed: int, damage: Damage | None = None) -> RunOptions:
     disks = stream(seed, "disks")
     if damage is Damage.NONE and not fills and disks.random() < DISKS_SHARE:
         return _losing_disks(options, disks)
+    said = stream(seed, "events")
+    if options.loses and said.random() < REPLICATED_SHARE:
+        return with_events(options, said, loses_copies=options.loses == COPIES)
     return options
 
 

@@ -86,6 +86,7 @@ def scenario(
                 absent=(),
                 paced=False,
                 loses="",
+                loses_events=False,
                 must_count=False,
             )
         )
