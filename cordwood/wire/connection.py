@@ -86,7 +86,7 @@ _AT_ONCE = (Ping, AskMembers)
 
 
 class FrameHandler(Protocol):
-    """Whoever a connection's frames are for; called on the loop, must not block."""
+    """The receiver of a connection's frames; called on the loop, must not block."""
 
     def on_frame(self, connection: Connection, frame: Frame) -> None:
         """Take a frame other than a greeting, a reply or a fault.
@@ -136,7 +136,7 @@ class Connection:
         # Called with the size of an unfinished frame, see `Arrivals.note`.
         self.on_unfinished: Callable[[Connection, int, int, bool], None] | None = None
         self._is_unfinished = False
-        # Told that a call is sent, and that one had no answer in time.
+        # Called when a call is sent, and when a call had no answer in time.
         self.on_asked: Callable[[], None] | None = None
         self.on_silent: Callable[[], None] | None = None
         self.on_writable: Callable[[Connection], None] | None = None
@@ -289,10 +289,10 @@ class Connection:
             answer_s: for the answer alone, from when the call is sent; None to take the remaining
                 time.
         Raises:
-            Unreachable: no answer in time, or the connection went away, for whatever reason.
+            Unreachable: no answer in time, or the connection went away, for any reason.
             Overloaded: too many wait already; nothing was sent.
             BadSetting: no node would read so large a call; nothing was sent.
-            Closed, NotOurCluster: this side closed it, or the other one refused.
+            Closed, NotOurCluster: this side closed it, or the other side refused.
             CordwoodError: the other side's error.
         """
         try:
@@ -397,7 +397,7 @@ class Connection:
         level = logging.WARNING if isinstance(error, (Corrupt, NotOurCluster)) else logging.DEBUG
         logger.log(level, "closing the connection to %s: %s", self, error)
         self._error = error
-        # Whoever holds on to this connection holds no frame that will never be whole.
+        # An object that keeps this connection must not keep a frame that will never be whole.
         self._parser.drop()
         if self._transport is not None:
             self._transport.abort()
@@ -407,7 +407,7 @@ class Connection:
     def error_for_callers(self, error: CordwoodError) -> CordwoodError:
         """The reason for the close, as the caller is told.
 
-        A frame that arrived damaged says nothing about a caller's request: to that one the
+        A frame that arrived damaged says nothing about a caller's request: for the caller the
         connection was lost, as by a reset, and asking again is right. Only a reader of the node's
         log needs to know which byte was wrong.
         """
@@ -501,7 +501,7 @@ async def dial(
         connection.fail(Unreachable(f"{address} did not greet within {timeout_s:g} s"))
         raise Unreachable(f"{address} did not greet within {timeout_s:g} s") from None
     except asyncio.CancelledError:
-        # Trap: a dial that is given up must not leave an open connection that nobody owns.
+        # Trap: a dial that is given up must not leave an open connection without an owner.
         connection.close()
         raise
     return connection

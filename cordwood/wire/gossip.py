@@ -66,7 +66,7 @@ class Gossip:
 
     @property
     def dead(self) -> frozenset[NodeId]:
-        """Nodes that this one takes for dead."""
+        """Nodes that this node takes for dead."""
         return self._detector.nodes(NodeState.DEAD)
 
     @property

@@ -1,4 +1,4 @@
-"""Connections to other nodes, kept up as long as somebody wants them.
+"""Connections to other nodes, kept up as long as a user wants them.
 
 A keeper per wanted node dials, greets, watches for silence and dials again with
 a growing pause. A user of a peer learns when the peer connects and disconnects, and sends only in
@@ -30,7 +30,7 @@ DIAL_TIMEOUT_S = 2.0
 
 REDIAL_FIRST_S = 0.05
 REDIAL_MAX_S = 1.0
-"""A node that restarts is found within a second, and a dead one costs a packet a second."""
+"""A node that restarts is found within a second, and a dead node costs a packet a second."""
 
 PING_EVERY_S = 3.0
 PING_TIMEOUT_S = 3.0
@@ -236,8 +236,8 @@ class _PeerFrames:
 
 
 async def _until_in_doubt(connection: Connection, news: asyncio.Event) -> None:
-    """Wait until a peer is to be asked whether it is there: every so often, and sooner where it
-    owes an answer. This may be the first frame on a connection whose other end is gone."""
+    """Wait until a peer is to be asked whether it is there: at regular times, and sooner if it owes
+    an answer. The question may be the first frame on a connection that has lost its other end."""
     loop = asyncio.get_running_loop()
     ends_at = loop.time() + PING_EVERY_S
     silent = False

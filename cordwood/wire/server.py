@@ -35,7 +35,7 @@ STRANGERS_MAX = 256
 then: a caller of ours greets at once, and is never the oldest for long."""
 
 CONNECTIONS_MAX = 4096
-"""Greeted ones of clients; well under the usual limit of open files, which the WAL and peers
+"""Greeted connections of clients; well under the usual limit of open files, which the WAL and peers
 share. Nodes come in beside them: a node that its peers cannot reach serves no client either."""
 
 CLIENT_CALLS_MAX = 1024

@@ -130,7 +130,7 @@ class StoreChannel:
             self._ship(connection, numbered, parts, payload_crc, length, settled)
             return True
         held = self._held.get(node)
-        # In the order of the calls: what is held leaves before what comes next.
+        # In the order of the calls: the held frames leave before this call's.
         if held is None or held.bytes + length > self.together_bytes:
             self._ship_held(node)
             held = self._held[node] = _Held()
@@ -218,7 +218,7 @@ class StoreChannel:
         # One answer settles all frames up to it, because a node answers in the order of its WAL.
         while numbered.open and numbered.open[0][0] <= wave:
             done.append(numbered.open.popleft())
-        # All of them first: whoever is told next may send more.
+        # All of them first: a caller that is told next may send more.
         self._forget(numbered, sum(size for _, size, _ in done))
         for number, _, settled in done:
             settled(node, by_wave.get(number, ()))
