@@ -1,4 +1,4 @@
-"""Whether nodes may be taken out of service: what would stop without them, and what to do first.
+"""Whether nodes may be taken out of service: the work that would stop, and the first step to take.
 
 For each epoch of each log that may still hold records there are three questions, by the nodeset and
 the failure domains that were recorded with the epoch:
@@ -12,7 +12,7 @@ the failure domains that were recorded with the epoch:
 A fourth is for the cluster as a whole: *capacity*, by the weights of the nodes.
 
 Nodes that are down already count as absent. A node that runs and does not know all that it holds
-proves nothing by its silence, so it counts as absent for reads. One that takes no new blocks, as
+proves nothing by its silence, so it counts as absent for reads. A node that takes no new blocks, as
 its disk is full, counts as absent for writes and rebuilding. Logs of one nodeset and replication
 get one verdict: a hundred thousand logs have some dozens of nodesets.
 
@@ -38,7 +38,7 @@ EXAMPLES_MAX = 20
 
 
 class Stops(enum.StrEnum):
-    """What would stop."""
+    """The kinds of work that would stop."""
 
     WRITES = "writes"
     READS = "reads"
@@ -125,7 +125,8 @@ def find_absent(
     Args:
         racks: locations of racks, or of any wider domain: `eu.row1.rack2`, or `eu`.
     Raises:
-        BadSetting: none is named, or a named one does not exist; the text lists the existing ones.
+        BadSetting: none is named, or a named node or rack does not exist; the text lists those that
+            exist.
     """
     found: set[NodeId] = set()
     for node in nodes:

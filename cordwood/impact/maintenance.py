@@ -14,7 +14,7 @@ The set of all requests is one value, which is changed as a whole. So two reques
 alone but not together are never both granted.
 
 A client whose call a node does not answer asks the next node, and the first node may do the call
-later. So a call has a *mark*, which a request keeps. The marks of what is over are kept as well: a
+later. So a call has a *mark*, which a request keeps. The marks of ended calls are kept as well: a
 call that is done late neither asks for nodes again nor takes anything back a second time.
 
 Source: docs/protocol/maintenance.md; docs/sources/logdevice.md 3 ("Maintenance").
@@ -40,7 +40,7 @@ TTL_S_MAX = 365 * 86_400
 MARK_CHARS_MAX = 32
 OVER_MAX = 128
 """Marks of calls that are over: a request leaves two of them. A call that is done late is late by
-seconds, and nobody ends 64 requests in that time."""
+seconds, and operators do not end 64 requests in that time."""
 
 _Node = Annotated[int, Meta(ge=1, le=2**32 - 1)]
 _Nodes = Annotated[tuple[_Node, ...], Meta(max_length=4096)]
@@ -195,8 +195,8 @@ def _with_marks(over: tuple[str, ...], marks: Iterable[str]) -> tuple[str, ...]:
 def advanced(known: MaintenanceSet, now_us: int, judge: Judge) -> MaintenanceSet:
     """The present set: without expired requests, and with safe requests granted.
 
-    Older requests come first. A younger request may be granted before an older blocked one: the
-    older one may not become safe for days.
+    Older requests come first. A younger request may be granted before an older request that is
+    blocked: the older request may not become safe for days.
     """
     left = tuple(each for each in known.requests if not 0 < each.ends_us <= now_us)
     ended = [each.mark for each in known.requests if each not in left]
@@ -230,7 +230,7 @@ def _words_of(finding: Finding) -> str:
 
 
 def _covered(known: MaintenanceSet, wanted: Wanted) -> frozenset[NodeId]:
-    """The nodes that may be taken already, whatever else is asked of them: the same was granted. A
+    """The nodes for which the same was granted already, so that a new request may have them. A
     drain asks for more than that a node may disappear."""
     return known.absent if wanted is Wanted.MAY_DISAPPEAR else known.named(Wanted.DRAINED)
 
@@ -248,7 +248,7 @@ class Drains(NamedTuple):
 
     Attributes:
         noted: the set with the nodes that this maintenance drains. It is written before any order.
-        begin, end: nodes whose drain is to be ordered, and to be cancelled. A repeated order
+        begin, end: nodes for which a drain is to be ordered, or to be cancelled. A repeated order
             changes nothing.
     """
 
@@ -261,8 +261,8 @@ def drains_of(known: MaintenanceSet, draining: Set[int]) -> Drains:
     """What follows from the granted requests.
 
     Args:
-        draining: drained nodes, whoever ordered the drain. An operator's drain that was there first
-            stays when the request goes.
+        draining: drained nodes, by a request's or an operator's order. An operator's drain that was
+            there first stays when the request goes.
     """
     wanted = set(map(int, known.named(Wanted.DRAINED)))
     drained = set(known.drained)

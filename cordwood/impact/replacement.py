@@ -1,4 +1,4 @@
-"""What is next when a node gets a new directory: its data goes to others, and it joins empty.
+"""The next step when a node gets a new directory: its data goes to others, and it joins empty.
 
 The command may be stopped and given again at any time, so nothing is remembered: the next step
 follows from what the rebuilding set says of the node, and from whether the new directory is in its
