@@ -7,7 +7,7 @@ counts on standard output, as JSON.
 
 The proxy does things that a TCP connection never does by itself. A bad middle box, a replay or a
 bug in a peer may send a frame twice or out of its turn, with a good checksum. Like a damaged frame,
-such a frame must be refused, and its connection closed.
+this frame must be refused, and its connection closed.
 
 Source: docs/sources/reliability.md §5.1; TigerBeetle's Vortex (§1).
 """
@@ -153,7 +153,7 @@ class _Way:
             raise
 
     async def _next(self) -> bytes:
-        """The next frame, whole; a held one goes out when nothing overtakes it."""
+        """The next frame, whole; a held frame goes out when nothing overtakes it."""
         try:
             async with asyncio.timeout(OVERTAKEN_S if self._held else None):
                 header = await self._source.readexactly(FRAME_HEADER_BYTES)

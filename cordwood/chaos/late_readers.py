@@ -4,7 +4,7 @@ A reader that waits for an event that never comes, and a reader whose processes 
 time, look the same from outside. So this module gathers the facts while readers are late: the place
 of each reader, its progress in a few seconds, and the nodes it waits for; the nodes' knowledge of
 its log, of its epochs and of its streams; and for how long each process ran and was kept from
-running. With these facts in the verdict, nobody has to wait for the next such run.
+running. With these facts in the verdict, a person need not wait for another run with late readers.
 
 Source: docs/sources/logdevice.md 2.11 (read streams' state for people); proc_pid_schedstat(5).
 """

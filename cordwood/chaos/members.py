@@ -55,7 +55,7 @@ its logs."""
 
 STILL_S = 90.0
 """A consumer is stuck if no position moves for this long: the others wait 15 s for a member that is
-gone, and a member that ends in disorder may cause a second such wait."""
+gone, and a member that ends in disorder may cause a second wait of this length."""
 
 JOIN_S = 60.0
 """Three Pythons that start at once take a second; on a busy machine a minute."""
@@ -165,7 +165,7 @@ class Members:
         return late
 
     async def kill(self) -> None:
-        """Kill all processes, whatever the result of the run."""
+        """Kill all processes, after any result of the run."""
         for process in self._processes.values():
             if process.returncode is None:
                 process.kill()

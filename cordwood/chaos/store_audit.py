@@ -1,6 +1,6 @@
 """The states of consumers in the metadata store of a chaos run, from change to change.
 
-The simulator's metadata store records each change as it takes effect. The real one is SQLite, and a
+The simulator's metadata store records each change as it takes effect. The real store is SQLite; its
 trigger does the same there: it copies each value of a consumer within the transaction that stores
 it, no matter which node wrote it and whether that node lived to answer. So the changes are complete
 and in their order, as `sim.checkers.consumers` needs them.

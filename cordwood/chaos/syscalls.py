@@ -18,7 +18,7 @@ from contextlib import suppress
 from cordwood.errors import Unreachable
 
 DELAY_S = 0.05
-"""Ten times as long as a call on a busy disk: a failing disk, or one with too many users."""
+"""Ten times as long as a call on a busy disk: a failing disk, or a disk with too many users."""
 
 FSYNCS = "fsync,fdatasync,sync_file_range"
 DURABLE_WRITES = "pwritev,pwritev2,io_submit"
@@ -37,7 +37,7 @@ WRITE_EIO = f"{DURABLE_WRITES}:error=EIO"
 
 
 def why_no_strace() -> str:
-    """Why no system call can be tampered with here; "" if one can."""
+    """Why system calls cannot be tampered with here; "" if they can."""
     if shutil.which("strace") is None:
         return "strace is not installed"
     probe = subprocess.run(
