@@ -102,7 +102,7 @@ def read_flights(path: Path) -> Iterator[dict[str, int | str | None]]:
     """The rows of the table inside a zip, values typed.
 
     Raises:
-        BadSetting: it is no such zip, or a value is not of its column's type.
+        BadSetting: it is no zip with this table, or a value is not of its column's type.
     """
     try:
         with zipfile.ZipFile(path) as archive, archive.open("flights.csv") as packed:

@@ -64,7 +64,7 @@ class Tally:
 
 
 class Source(Protocol):
-    """Records and what is known about them beforehand.
+    """Records, and the facts known about them beforehand.
 
     Attributes:
         log: the log they go to, and the name of its query.

@@ -13,9 +13,9 @@ piece::
                       file  the file ends here, without an LF
 
 The number is there because the order of a file need not be the order of its records in
-a log: a block that was refused and sent again may land after a later one. A file is its
+a log: a block that was refused and sent again may land after a later block. A file is its
 pieces by number, each followed by an LF unless `ends` is there. An empty file is one empty
-piece that ends with `file`; no other such piece is empty, so a piece ends a line unless
+piece that ends with `file`; no other piece with `file` is empty, so a piece ends a line unless
 `ends` is `part`, or is `file` and the piece is empty.
 
 Source: the issue that asks for this demo.

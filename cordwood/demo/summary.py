@@ -271,5 +271,5 @@ def _plural(count: int, word: str) -> str:
 
 
 def _shown(name: bytes) -> str:
-    """A file's name as text, whatever its bytes."""
+    """A file's name as text, also if its bytes are not UTF-8."""
     return name.decode(errors="replace")

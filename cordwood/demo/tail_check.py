@@ -75,7 +75,7 @@ class TailCheck:
         """Records were acknowledged at these LSNs.
 
         Raises:
-            CheckFailed: the tail passed a record without giving it out, or gave out another one.
+            CheckFailed: the tail passed a record without giving it out, or gave out another record.
         """
         for lsn, record in zip(lsns, records, strict=True):
             came = self._read_only.pop(lsn, None)
