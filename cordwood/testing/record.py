@@ -196,7 +196,7 @@ class ClientCalls:
             stream.interrupt()
 
     def add_stream(self, stream: RecordedStream, log: int) -> str:
-        """Remember an open stream; the reader's name, that of an earlier one if it is free."""
+        """Remember an open stream; returns the reader's name, an earlier reader's if it is free."""
         taken = {slot for known, slot in self._streams.values() if known == log}
         slot = next(slot for slot in count() if slot not in taken)
         self._streams[stream] = (log, slot)

@@ -1,4 +1,4 @@
-"""A read stream that writes down what its reader was given.
+"""A read stream that writes down the items that its reader was given.
 
 A read counts as open while its reader asks. A store owes nothing to a reader that is busy with
 earlier items. After AWAY_S the history records its read as stopped, and the next call is a new read

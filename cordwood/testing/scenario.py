@@ -298,7 +298,7 @@ def _unhandled(simulation: Simulation) -> tuple[Violation, ...]:
 def _from_scenario(traceback: TracebackType | None) -> TracebackType | None:
     """The traceback from the first frame outside Cordwood and the event loop.
 
-    The whole traceback if there is no such frame: then the failure is inside Cordwood.
+    The whole traceback if all frames are inside: then the failure is inside Cordwood.
     """
     ours = (str(Path(cordwood.__file__).parent), str(Path(asyncio.__file__).parent))
     found = traceback

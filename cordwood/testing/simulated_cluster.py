@@ -94,7 +94,7 @@ class SimulatedCluster:
         return self._simulation.loop.time()
 
     def sequencers(self) -> tuple[int, ...]:
-        """The nodes that sequence some log now: the ones most worth crashing."""
+        """The nodes that sequence some log now: the nodes most worth crashing."""
         return tuple(n for n in self.nodes if self._cluster.sequencing(NodeId(n)))
 
     # Clients and applications.
@@ -191,7 +191,8 @@ class SimulatedCluster:
     def partition(
         self, some: Who | Iterable[Who], others: Who | Iterable[Who] | None = None
     ) -> None:
-        """Cut both directions between two groups of hosts; everybody else by default."""
+        """Cut both directions between two groups of hosts; `others` is all other hosts by
+        default."""
         one, other = self._groups("partition", some, others)
         self._cuts.append(self._network.cut_both(one, other))
 
