@@ -246,7 +246,7 @@ async def connect_nats(port: int, kind: type[NatsClient] = NatsClient) -> NatsCl
     """A connection to the server at `port` of this machine.
 
     Raises:
-        OSError: nobody listens there.
+        OSError: no server listens there.
     """
     loop = asyncio.get_running_loop()
     _, client = await loop.create_connection(kind, "127.0.0.1", port)

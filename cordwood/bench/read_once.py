@@ -52,7 +52,7 @@ LOOK_S = 0.01
 
 @dataclass(frozen=True, slots=True)
 class OnceProfile:
-    """What is read: `blocks` of `batch` records of `size` bytes."""
+    """The records to read: `blocks` of `batch` records of `size` bytes."""
 
     size: int = 1024
     batch: int = 64

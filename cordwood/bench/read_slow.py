@@ -44,7 +44,7 @@ TIMEOUT_S = 120.0
 
 @dataclass(frozen=True, slots=True)
 class SlowProfile:
-    """What is read: `blocks` of `batch` records of `size` bytes."""
+    """The records to read: `blocks` of `batch` records of `size` bytes."""
 
     size: int = 1024
     batch: int = 64

@@ -142,7 +142,7 @@ class _Samples:
 async def _repeat(
     profile: RebuildProfile, cluster: LocalCluster, samples: _Samples, say: Say
 ) -> None:
-    """Lose one node in a quiet cluster, and then another one beside small appends."""
+    """Lose one node in a quiet cluster, and then another node beside small appends."""
     settings = client_settings(profile.size, 4 * LOGS, profile.batch)
     async with await aio.connect(cluster.url, settings) as store:
         names = [f"bench/rebuild/{number}" for number in range(LOGS)]

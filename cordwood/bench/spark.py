@@ -284,7 +284,7 @@ class Runs:
         return statistics.median(_durations_ms(self._run(format_, options)))
 
     def _place(self) -> Path:
-        """A new directory; the one before is removed."""
+        """A new directory; the directory before it is removed."""
         shutil.rmtree(self._scratch / str(self._number), ignore_errors=True)
         self._number += 1
         return self._scratch / str(self._number)

@@ -102,8 +102,8 @@ async def bench_tier_spark(
     """Upload a log, and read it `repeats` times each way.
 
     Args:
-        store: a directory; "" for one that is made and removed.
-        directory: where that may lie, and Spark's scratch files.
+        store: a directory; "" for a directory that is made and removed.
+        directory: the place of that directory, and of Spark's scratch files.
     Raises:
         BadSetting: the store is no directory; Spark's own reader needs more than the wheel has.
         CordwoodError: the store failed.

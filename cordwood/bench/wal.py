@@ -383,5 +383,5 @@ async def run_wal(path: str, profile: WalProfile, tell: Tell | None = None) -> W
 
 
 def ring_place(capacity_bytes: int) -> tuple[int, int]:
-    """The place of such a WAL's ring in its file: offset and length."""
+    """The place of a WAL's ring in a file of this capacity: offset and length."""
     return WAL_RING_START, capacity_bytes - WAL_RING_START
