@@ -222,8 +222,7 @@ class SealReply(Struct, frozen=True, tag="sealed"):
         append_time_us: the latest append time it holds for this log, 0 for none.
         produced: per epoch asked, what producers wrote into it; see `layout.produced`.
         is_sure: it knows all that it holds. A node that lost records may have held later ones.
-        quiet_us: the time by its steady clock for which it has run, or has taken no record of the
-            log.
+        quiet_us: how long it has run, or has taken no record of the log, by its steady clock.
     """
 
     lngs: dict[int, int]
