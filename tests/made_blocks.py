@@ -177,6 +177,17 @@ class Made:
         return [bytes(each.wire) + bytes(each.body) for each in found if each is not None]
 
 
+async def flush(made: Made) -> None:
+    """Flush all that the cache holds, ledgers included, and let the cache go of it."""
+    batch = made.engine.cut()
+    assert batch is not None
+    logs = made.engine.logs
+    await logs.flush(
+        batch.blocks, batch.states, batch.offset, 0, batch.staged, ledgers=batch.ledgers
+    )
+    made.engine.evict(batch)
+
+
 async def turns(count: int = 6) -> None:
     """Let the loop do all that it can without the disk."""
     for _ in range(count):

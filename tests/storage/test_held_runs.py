@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from made_blocks import Made, run
+from made_blocks import Made, flush, run
 from scenarios import as_scenario
 
 from cordwood.layout.answers import check_answer
@@ -136,16 +136,6 @@ async def read_of(store: LedgerStore, call: ReadRun) -> list[int]:
     found = [each[0] for each in heads_of(reply.packed, reply.count)]
     assert bytes(bodies_of(reply.packed, reply.count)) == b"".join(map(body_of, found))
     return found
-
-
-async def flush(made: Made) -> None:
-    batch = made.engine.cut()
-    assert batch is not None
-    logs = made.engine.logs
-    await logs.flush(
-        batch.blocks, batch.states, batch.offset, 0, batch.staged, ledgers=batch.ledgers
-    )
-    made.engine.evict(batch)
 
 
 @as_scenario(run)

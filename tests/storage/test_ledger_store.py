@@ -7,7 +7,7 @@ import errno
 import random
 
 import pytest
-from made_blocks import Made, run, turns
+from made_blocks import Made, flush, run, turns
 from msgspec.structs import replace
 from scenarios import as_scenario
 
@@ -146,16 +146,6 @@ async def test_a_run_ends_before_a_part_of_logs_db_that_is_damaged() -> None:
     assert await run_of(store, 0) == []
     assert await run_of(store, 2) == [2, 3]
     assert await found_of(store, 0, 1) == [Found.YES, Found.DAMAGED]
-
-
-async def flush(made: Made) -> None:
-    batch = made.engine.cut()
-    assert batch is not None
-    logs = made.engine.logs
-    await logs.flush(
-        batch.blocks, batch.states, batch.offset, 0, batch.staged, ledgers=batch.ledgers
-    )
-    made.engine.evict(batch)
 
 
 @as_scenario(run)
