@@ -12,7 +12,7 @@ from cordwood.block import Buffer
 from cordwood.client.append.append_limits import PRODUCERS_MAX, SWEEP_S
 from cordwood.client.append.log_appends import LogAppends
 from cordwood.client.append.outbox import Outbox
-from cordwood.client.append.producer import Producer
+from cordwood.client.append.producer import Producer, ProducerPlace
 from cordwood.client.append.record_check import Headers, record_bytes
 from cordwood.client.append.window import Window
 from cordwood.client.cluster import Cluster
@@ -51,7 +51,7 @@ class Appends:
         self._host = host
         self._settings = settings
         self._tasks = tasks
-        self._logs: dict[tuple[int, Producer | None], LogAppends] = {}
+        self._logs: dict[tuple[int, ProducerPlace | None], LogAppends] = {}
         self._producers = 0
         self._dirty: dict[LogAppends, None] = {}
         # Those with something queued or sent: a client that knows a thousand logs looks at these.
@@ -67,13 +67,16 @@ class Appends:
         Raises:
             Overloaded: PRODUCERS_MAX producers are in use.
         """
-        found = self._logs.get((log, producer))
+        # Producers that `Producer.again` made share their place in every other log. Apart, a later
+        # call of one of them would get its sequences before a call that another still gathers.
+        place = None if producer is None else producer.place(log)
+        found = self._logs.get((log, place))
         if found is None:
             if producer is not None:
                 if self._producers >= PRODUCERS_MAX:
                     self._forget_idle()
                 self._producers += 1
-            found = self._logs[log, producer] = LogAppends(
+            found = self._logs[log, place] = LogAppends(
                 LogId(log), producer, self._cluster, self._host, self._settings, self
             )
         return found

@@ -273,7 +273,7 @@ class Producer:
         self._check_process()
         check_number("log number", log, 1, LOG_MAX)
         check_number("sequence", sequence, 0, SEQUENCE_MAX)
-        own = self._place(log)
+        own = self.place(log)
         place = self._lineage.live.get(log, own)
         doubts = self._lineage.doubts.setdefault(log, set())
         claim = object()
@@ -329,7 +329,7 @@ class Producer:
             BadSetting: this is another process than the producer's, as a forked child is.
         """
         self._check_process()
-        place = self._place(log)
+        place = self.place(log)
         place.calls += 1
         # Before the claims are looked at: `again` counts the calls after it has put its claim.
         place.is_crossed |= place.calls > 1 or place.has_failed
@@ -369,7 +369,8 @@ class Producer:
                 "higher epoch if the other is done with it"
             )
 
-    def _place(self, log: int) -> ProducerPlace:
+    def place(self, log: int) -> ProducerPlace:
+        """Where it stands in a log; producers of one lineage share it until `again`."""
         return self._own.get(log) or self._lineage.places.setdefault(log, ProducerPlace())
 
     def __repr__(self) -> str:
@@ -377,11 +378,11 @@ class Producer:
 
     def next_sequence(self, log: int) -> int:
         """The sequence that the next record appended to a log gets."""
-        return self._place(log).sequence
+        return self.place(log).sequence
 
     def take(self, log: int, count: int) -> int:
         """Give sequences to `count` records; the first of them."""
-        place = self._place(log)
+        place = self.place(log)
         first = place.sequence
         place.sequence = first + count
         return first

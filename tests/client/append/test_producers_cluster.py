@@ -67,6 +67,20 @@ def test_what_a_killed_sequencer_left_open_is_stored_once_and_in_order(seed):
 
 
 @as_scenario(simulate, nodes=5)
+async def test_producers_of_one_lineage_keep_the_order_of_calls_to_a_log(cluster) -> None:
+    """Seed 62000417: each had a lane of its own, and a group passed a record that was gathered."""
+    async with cluster.client(timeout_s=20) as store:
+        await store.append("log", b"0", producer=(old := Producer(7)))
+        other = await store.create_log("other")
+        new = old.again(int(other.log_id), 0)
+        before = asyncio.ensure_future(store.append("log", b"1", producer=old))
+        await asyncio.sleep(0)
+        behind = await store.append_many("log", [b"2", b"3"], producer=new, atomic=True)
+        assert await before < behind[0]
+        assert await values(store) == [b"0", b"1", b"2", b"3"]
+
+
+@as_scenario(simulate, nodes=5)
 async def test_a_repeat_is_answered_with_its_place_by_whoever_sequences_by_then(cluster) -> None:
     async with cluster.client(timeout_s=20) as store:
         first = await store.append("log", b"once", producer=Producer(7))
