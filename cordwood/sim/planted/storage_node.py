@@ -17,9 +17,11 @@ from cordwood.layout.message import Clean, DoneReply, Seal
 from cordwood.layout.waves import AmendedBlock, StoredBlock, StoreRefusal
 from cordwood.node import Node
 from cordwood.nodes import Authority, NodeId
+from cordwood.protocol.rebuild_watch import on_start
 from cordwood.protocol.retention import fitting_trim
 from cordwood.protocol.seal import SealTable
 from cordwood.quorum import authority
+from cordwood.rebuilding import LostNode
 from cordwood.recovery import mend_tail
 from cordwood.recovery.mend_tail import MendJob
 from cordwood.sim.planted import scenarios
@@ -35,6 +37,7 @@ from cordwood.storage.logs_db.index_search import last_counted
 from cordwood.storage.logs_db.logs_store import LogsStore
 from cordwood.storage.logs_db.partition import Partition
 from cordwood.storage.logs_db.tables import Tables, TablesNoSpace
+from cordwood.storage.rebuild import admission
 from cordwood.storage.role import StorageRole, _Session
 from cordwood.storage.scrub import scrub
 from cordwood.storage.scrub.rotten_rows import find_rot
@@ -250,6 +253,10 @@ async def _empty_disk_taken(self: DataDirectory) -> None:
     return
 
 
+def _nothing_is_known(right: Any, entry: LostNode | None, **how: Any) -> Any:
+    return right(entry, **{**how, "is_known": False})
+
+
 def _at_its_end(right: Any, self: Wal, offset: int) -> int:
     assert self.recovery is not None
     return self.recovery.resume
@@ -262,7 +269,10 @@ BUGS = (
                at(SealTable.admits).instead(lambda self, *_: True),
                scenario=scenarios.APART),
     PlantedBug("empty-disk-taken", "a node that lost its disk goes on with an empty one",
-               at(DataDirectory.refuse_empty).instead(_empty_disk_taken),
+               # Three checks stand one behind the other; each alone would refuse the disk.
+               together(at(on_start, within=admission).around(_nothing_is_known),
+                        at(DataDirectory.refuse_empty).instead(_empty_disk_taken),
+                        at(DataDirectory.is_behind).instead(lambda self, found: False)),
                scenario=scenarios.AMNESIA),
     PlantedBug("older-disk-trusted", "a node runs on an earlier copy of its disk",
                at(DataDirectory.is_behind).instead(lambda self, found: False),
