@@ -79,7 +79,7 @@ def open_private(path: Place, flags: int, mode: int = FILE_MODE) -> int:
             raise
         raise OSError(
             errno.ELOOP,
-            "a symbolic link stands where a file is written: remove it",
+            "a symbolic link is at the path of a file to write: remove it",
             os.fspath(path),
         ) from None
 

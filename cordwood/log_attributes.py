@@ -191,7 +191,7 @@ def check_attributes(attributes: LogAttributes) -> None:
     for name in TOKENS:
         kept = getattr(attributes, name)
         if kept and not TOKEN_DIGEST.fullmatch(kept):
-            raise BadSetting(f"{name} is kept as token_digest makes it, and this is none")
+            raise BadSetting(f"{name} is no digest of a token: make it with token_digest")
 
 
 def check_whole(attributes: LogAttributes, was: LogAttributes | None = None) -> None:
@@ -212,8 +212,8 @@ def check_whole(attributes: LogAttributes, was: LogAttributes | None = None) -> 
     if _is_torn(attributes) and (was is None or not _is_torn(was)):
         raise BadSetting(
             "a log with a read token cannot have tier=on by itself: in main storage the token does "
-            "not hold, as whoever may read the store may read all that is in it. Give the log "
-            "tier=off, or no read token, or tier_open=on if that is wanted"
+            "not hold, because each user with access to the store can read all that is in it. Give "
+            "the log tier=off, or no read token, or tier_open=on if that is wanted"
         )
 
 

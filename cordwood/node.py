@@ -139,7 +139,9 @@ from cordwood.wire.store_channel import StoreChannel
 
 logger = logging.getLogger(__name__)
 
-READ_ONLY = "this node is read-only, as somebody said (`cordwood nodes storage`): it stores nothing"
+READ_ONLY = (
+    "this node is read-only by an operator's word (`cordwood nodes storage`): it stores nothing"
+)
 
 NOTE_AT_END_S = 1.0
 """The metadata store may be away when a node stops; the next start says what this would have."""

@@ -395,4 +395,4 @@ class ClientSettings:
         for token in (*self.write_tokens, *self.read_tokens):
             check_token(token)
         if self.codec not in ("none", "lz4", "zstd"):
-            raise BadSetting(f"client.codec is {self.codec!r}; it is none, lz4 or zstd")
+            raise BadSetting(f"client.codec is {self.codec!r}: give none, lz4 or zstd")

@@ -57,7 +57,10 @@ async def read_members(
     mine = next((member for member in members if member.node == me), None)
     if mine is None or mine.authority is Authority.FULLY_AUTHORITATIVE:
         return members
-    logger.warning("this node was called %s, and is here: it says so", mine.authority.value)
+    logger.warning(
+        "this node was reported as %s, and is here with its data: it reports that",
+        mine.authority.value,
+    )
     try:
         await membership.come_back(me, is_sealed=False)
         await seal()

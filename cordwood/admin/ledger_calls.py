@@ -114,8 +114,8 @@ class LedgerCalls:
         if len(gone) < len(missing):
             count = len(missing) - len(gone)
             self._said_strangers.warning(
-                f"{count} ledgers of this node are not in the metadata store, and nobody deleted "
-                "them: their entries stay"
+                f"{count} ledgers of this node are not in the metadata store, and no tombstone "
+                "says that they were deleted: their entries stay"
             )
         else:
             self._said_strangers.over("all ledgers of this node are known again")

@@ -295,7 +295,7 @@ class ReplicatedEventLog:
             async with asyncio.timeout(READ_ON_S):
                 await self.read()
         except (CordwoodError, TimeoutError) as error:
-            why = str(error) or "nobody tells its tail in time"
+            why = str(error) or "no node tells its tail in time"
             logger.info("an event is answered by what was heard: %s", why)
             return False
         return True
@@ -331,7 +331,7 @@ class ReplicatedEventLog:
                     return AtStart(await self.read(), is_sure=True)
         except (CordwoodError, TimeoutError) as error:
             why = str(error) or "no node answers in time"
-            logger.warning("what is said of lost nodes cannot be read at this start: %s", why)
+            logger.warning("the events of lost nodes cannot be read at this start: %s", why)
         return AtStart(await self.known(), is_sure=False)
 
     # Snapshots, and the base.
@@ -531,7 +531,7 @@ class ClusterEvents:
                     self._has_moved.set()
                     return
             except CordwoodError as error:
-                logger.info("what is said of lost nodes stays in the metadata store: %s", error)
+                logger.info("the events of lost nodes stay in the metadata store: %s", error)
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, MOVE_MAX_S)
 

@@ -54,7 +54,7 @@ class EventLogRestating:
         if isinstance(step, WaitFor):
             logger.warning(
                 "records of the event log are missing, and nodes %s may know what they amount to: "
-                "they are waited for, or for an operator who says that their data is gone",
+                "they are waited for, or for an operator to say that their data is gone",
                 ", ".join(map(str, step.nodes)),
             )
         return members, step

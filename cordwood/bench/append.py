@@ -40,7 +40,7 @@ PLANNED_BYTES_PER_S = 400_000_000
 """Bytes for a repeat of a given number of seconds; the repeat ends when they are used up."""
 
 Say = Callable[[str], None]
-"""Called with the present step, for a person who waits."""
+"""Called with the present step, for a person at the terminal."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -93,7 +93,7 @@ class ObjectsReader(DataSourceReader):
 
 
 def _no_node() -> BlockingStore:
-    raise Unreachable("a task of the benchmark asked a node: main storage did not give all of it")
+    raise Unreachable("a task of the benchmark asked a node: main storage lacked a part of the log")
 
 
 async def bench_tier_spark(

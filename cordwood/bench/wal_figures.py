@@ -19,7 +19,7 @@ from cordwood.layout.wal_block import WAL_RECORD_HEADER_BYTES
 from cordwood.write_budget import parse_budget
 
 Say = Callable[[str], None]
-"""Called with the present step, for a person who waits."""
+"""Called with the present step, for a person at the terminal."""
 
 NO_FIO = "fio is not installed"
 

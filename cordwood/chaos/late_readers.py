@@ -116,7 +116,7 @@ def _share(
 def _reader_lines(late: LateReader, before: int, took_s: float) -> Iterator[str]:
     """The place of a reader and the nodes it waits for."""
     stream = late.stream
-    due = format_lsn(late.due) if late.due else "a tail that nobody told it"
+    due = format_lsn(late.due) if late.due else "a tail that no node told it"
     if stream is None:
         yield f"{late.name} reads nothing of {late.log} now, it is between two reads; due {due}"
         return

@@ -131,7 +131,7 @@ class Members:
         Args:
             tails: by log, the last LSN that members must deal with.
         """
-        moved_s, before, text = time.monotonic(), "", "nobody says where it stands"
+        moved_s, before, text = time.monotonic(), "", "no member says where it stands"
         while time.monotonic() < moved_s + STILL_S:
             try:
                 group = await self._group(host)
@@ -252,6 +252,6 @@ def _group_words(group: ConsumerReply, tails: Mapping[str, int]) -> str:
     """A consumer's positions, for people."""
     return ", ".join(
         f"{log} at {format_lsn(group.positions.get(log, 0))} of {format_lsn(tail)}, "
-        f"read by {group.owners.get(log) or 'nobody'}"
+        f"read by {group.owners.get(log) or 'no member'}"
         for log, tail in sorted(tails.items())
     )

@@ -73,7 +73,7 @@ class Outcome:
         found = [violation_words(each) for each in violations if each.invariant not in OF_TIME]
         if self.lost:
             shown = ", ".join(f"{Lsn(lsn)} of log {log}" for log, lsn in self.lost[:SHOWN_MAX])
-            found.append(f"{len(self.lost)} acknowledged records were read by nobody: {shown}")
+            found.append(f"{len(self.lost)} acknowledged records reached no reader: {shown}")
         if self.false_losses:
             found.append(f"{self.false_losses} losses were told, and nothing was lost")
         return found

@@ -68,7 +68,7 @@ KINDS = {
         Kind("kill", "kill -9, and started again", (0.0, 3.0)),
         Kind("stop", "SIGSTOP, then SIGCONT", (0.2, 8.0)),
         Kind("rolling-restart", "each node in turn stopped in order and started", aim=Aim.ALL),
-        Kind("ping-pong", "whoever sequences is killed, three times running", (0.0, 0.3), Aim.ALL),
+        Kind("ping-pong", "the sequencer is killed, three times running", (0.0, 0.3), Aim.ALL),
         Kind("clock-step", "a node's clock jumps by up to an hour, and back", (1.0, 6.0)),
         Kind("cut-off", "nothing to or from a node", (0.5, 8.0), needs=_NET),
         Kind("deaf", "nothing reaches a node; it can send", (0.5, 8.0), needs=_PACKETS),

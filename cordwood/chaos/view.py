@@ -73,7 +73,7 @@ def picture(progress: Progress) -> RenderableType:
     figures = Table.grid(padding=(0, 2))
     since_s = time.monotonic() - progress.last_ack_s if progress.last_ack_s else 0.0
     figures.add_row("acknowledged", f"{progress.acked:,} records, the last {since_s:.1f} s ago")
-    figures.add_row("struck now", ", ".join(progress.running.values()) or "nobody")
+    figures.add_row("struck now", ", ".join(progress.running.values()) or "no process")
     kinds = ", ".join(f"{kind} {count}" for kind, count in sorted(progress.played.items()))
     figures.add_row("faults", f"{progress.played.total()} of {progress.planned}: {kinds}")
     return Group(top, figures)

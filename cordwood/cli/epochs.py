@@ -50,7 +50,7 @@ def epochs(log: LogArgument, as_json: JsonOption = False, cluster: ClusterOption
     typer.echo(f"{log} is in epoch {last}, which node {found.owner or '?'} took")
     typer.echo(_clean_words(found))
     if found.token:
-        holder = found.holder or "nobody named"
+        holder = found.holder or "no node named"
         typer.echo(f"  appends carry fencing token {found.token}, which {holder} holds")
     show_table(
         ["epochs", "nodes", "replication"],

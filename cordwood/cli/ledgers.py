@@ -201,7 +201,8 @@ def read(
         int | None, typer.Option("--to", min=0, help="The last entry; without, all confirmed ones.")
     ] = None,
     recovery: Annotated[
-        bool, typer.Option("--recovery", help="Close the ledger first, whoever writes it.")
+        bool,
+        typer.Option("--recovery", help="Close the ledger first, even while a writer has it open."),
     ] = False,
     as_json: JsonOption = False,
     cluster: ClusterOption = None,
@@ -482,7 +483,7 @@ def autorecovery(
         return
     words = "repaired by themselves" if found.on else "not repaired: auto-recovery is off"
     typer.echo(f"Ledgers that lack copies are {words}.")
-    typer.echo(f"  looked for by {found.auditor or 'nobody yet'}")
+    typer.echo(f"  looked for by {found.auditor or 'no node yet'}")
     if found.is_lacking:
         typer.echo("  Some lack copies now: `cordwood ledgers under-replicated`.")
 

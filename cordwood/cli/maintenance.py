@@ -69,7 +69,7 @@ def apply(
             time.sleep(LOOK_S)
             found = [each for each in store.maintenance() if each.number == made.number]
             if not found:
-                raise Unreachable(f"request {made.number} is gone: somebody removed it, or its TTL")
+                raise Unreachable(f"request {made.number} is gone: it was removed, or its TTL")
             made = found[0]
     _show([made], as_json=as_json)
     if made.state == BLOCKED:

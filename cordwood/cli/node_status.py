@@ -45,7 +45,11 @@ def node_status(
     ] = None,
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
     unchecked: Annotated[
-        bool, typer.Option("--unchecked", help="Say authoritative-empty whatever the others hold.")
+        bool,
+        typer.Option(
+            "--unchecked",
+            help="Report authoritative-empty without a look at the other nodes' copies.",
+        ),
     ] = False,
     as_json: JsonOption = False,
     cluster: ClusterOption = None,

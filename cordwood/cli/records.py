@@ -145,7 +145,7 @@ def _append_lines(
         raise
     except BrokenPipeError:
         # The printed records are stored; report so, or the user could not continue after them.
-        tell_error(appends.how_far(Closed("nobody reads the LSNs")))
+        tell_error(appends.how_far(Closed("the reader of the LSNs is gone")))
         raise
     except (KeyboardInterrupt, SystemExit):
         tell_error(appends.how_far(OutcomeUnknown("stopped")))

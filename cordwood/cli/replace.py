@@ -43,13 +43,18 @@ def replace(
         str,
         typer.Option(
             "--command",
-            help="What has a node run on the new directory, such as "
+            help="The command that starts a node on the new directory, such as "
             "'ssh node-{node} replace-disk {directory}'.",
             show_default="of a cluster on this machine: a link, and `cordwood up` starts the node",
         ),
     ] = "",
     timeout_s: Annotated[
-        float, typer.Option("--timeout", min=1, help="For all of it; give it again to go on.")
+        float,
+        typer.Option(
+            "--timeout",
+            min=1,
+            help="Limit for the whole replacement. The same command again goes on.",
+        ),
     ] = 86_400,
     cluster: ClusterOption = None,
 ) -> None:

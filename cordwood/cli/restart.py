@@ -93,7 +93,9 @@ def pid_of(path: str) -> int:
         with open(LOCKS, encoding="ascii") as file:
             lines = [line.split() for line in file]
     except OSError as error:
-        raise Rejected(f"who runs on {os.path.dirname(path)} is not known: {error}") from None
+        raise Rejected(
+            f"the node that runs on {os.path.dirname(path)} is not known: {error}"
+        ) from None
     place = f"{os.major(there.st_dev):02x}:{os.minor(there.st_dev):02x}:{there.st_ino}"
     # `1: FLOCK ADVISORY WRITE 4711 08:01:131 0 EOF`; a waiter has `->` after its number.
     for line in lines:

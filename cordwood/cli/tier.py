@@ -213,7 +213,7 @@ def iceberg(
 
     if forget:
         dropped = _run(store, option, lambda host, objects: forget_table(objects, table))
-        typer.echo(f"{table}: {'forgotten' if dropped else 'nothing was noted of it'}")
+        typer.echo(f"{table}: {'forgotten' if dropped else 'no record of it'}")
         return
     with contextlib.closing(open_catalog(catalog, _options(catalog_property or []))) as opened:
         uuid = table_uuid(opened, table)

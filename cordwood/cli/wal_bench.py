@@ -67,7 +67,7 @@ def bench(
     ] = 1152,
     repeat: Annotated[int, typer.Option("--repeat", min=1, help="The median counts.")] = 5,
     destroy: Annotated[
-        bool, typer.Option("--destroy", help="What stands at PATH may be lost.")
+        bool, typer.Option("--destroy", help="The data at PATH may be lost.")
     ] = False,
     as_json: JsonOption = False,
 ) -> None:

@@ -92,7 +92,7 @@ def _kill(ingested: Ingested, stored: Stored, killed: Killed) -> Text:
     return Text.from_markup(
         f"[bold]Node {victim.node}[/] in {killed.rack} got SIGKILL after {killed.at_kill:,} "
         f"acknowledged {_plural(killed.at_kill, 'record')}; it held copies of {victim.blocks:,} "
-        f"{_plural(victim.blocks, 'block')}. {again}. Until the next kill nobody waited longer "
+        f"{_plural(victim.blocks, 'block')}. {again}. Until the next kill no client waited longer "
         f"than [bold]{_ms(killed.ack_pause_s)}[/] for an acknowledgement, nor the tail longer than "
         f"[bold]{_ms(killed.read_pause_s)}[/] for a record, and "
         f"{after:,} more {_plural(after, 'record')} came through."
@@ -103,7 +103,7 @@ def _beheading(report: Report, ingested: Ingested, beheaded: Killed) -> Text:
     node, newest = beheaded.victim.node, report.epochs[-1] if report.epochs else None
     headless = (
         f"As its clients saw it, the log was [bold]{_ms(beheaded.ack_pause_s)}[/] without a "
-        "sequencer: from then on nobody waited longer for an acknowledgement."
+        "sequencer: from then on no client waited longer for an acknowledgement."
         if ingested.records > beheaded.at_kill
         else "Nothing was left to append."
     )

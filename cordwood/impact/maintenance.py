@@ -184,7 +184,7 @@ def request_of(known: MaintenanceSet, mark: str) -> Request | None:
         Rejected: that request is over.
     """
     if mark and mark in known.over:
-        raise Rejected("the request is over: somebody took it back, or its TTL ended")
+        raise Rejected("the request is over: it was taken back, or its TTL ended")
     return next((each for each in known.requests if mark and each.mark == mark), None)
 
 

@@ -22,7 +22,7 @@ class ReplaceStep(enum.Enum):
     WAIT = "its data is on its way"
     LEDGERS = "ledgers name it still"
     LEAVE = "it is empty: say that it need not stay so"
-    PLACE = "nobody wants its old directory: put the new one in its place"
+    PLACE = "its old directory is not needed any more: put the new one in its place"
     JOIN = "it is about to join"
     DONE = "it runs on the new directory"
 

@@ -123,7 +123,7 @@ def check_answer(call: m.Call, reply: m.Reply) -> None:
             reply.count > call.count or not is_run(reply.packed, call.first, reply.count, call.step)
         )
     ):
-        raise Malformed(f"of ledger {call.ledger} a run of entries came that is none")
+        raise Malformed(f"an answer for ledger {call.ledger} is no run of entries")
     if isinstance(call, ledgers.ListLedgers) and isinstance(reply, ledgers.LedgersReply):
         _check_page(call.after, call.limit, reply.ledgers)
     if isinstance(call, ledgers.AskAutorecovery) and isinstance(reply, ledgers.AutorecoveryReply):

@@ -136,7 +136,7 @@ def check_hello(ours: Hello, theirs: Hello) -> None:
         )
     if theirs.node and theirs.cluster == ANY_CLUSTER:
         # Only a client may be there to ask for it: what nodes do to each other's logs is for good.
-        raise NotOurCluster(f"node {theirs.node} does not say of which cluster it is")
+        raise NotOurCluster(f"node {theirs.node} does not tell its cluster")
     known = ANY_CLUSTER not in (ours.cluster, theirs.cluster)
     if known and ours.cluster != theirs.cluster:
         raise NotOurCluster(

@@ -103,7 +103,7 @@ def read_index_key(key: bytes) -> IndexKey:
         Malformed: it is none.
     """
     if len(key) != _INDEX.size or key[:1] != b"i":
-        raise Malformed(f"LogsDB holds {key!r} where an index key stands")
+        raise Malformed(f"LogsDB holds {key!r}, which is no index key")
     return IndexKey(*_INDEX.unpack(key)[1:])
 
 
@@ -206,7 +206,7 @@ def read_lost(value: bytes) -> tuple[tuple[int, int], ...]:
         Malformed: no number of whole ranges.
     """
     if len(value) % _LOST.size:
-        raise Malformed(f"LogsDB holds {len(value)} bytes where what was lost stands")
+        raise Malformed(f"LogsDB holds {len(value)} bytes that are no list of losses")
     return tuple((start, stop) for start, stop in _LOST.iter_unpack(value))
 
 
@@ -471,5 +471,5 @@ def _read_packed(
 
 def _read(layout: struct.Struct, value: bytes, what: str) -> tuple[Any, ...]:
     if len(value) != layout.size:
-        raise Malformed(f"LogsDB holds {len(value)} bytes where {what} stands")
+        raise Malformed(f"LogsDB holds {len(value)} bytes that are no {what}")
     return layout.unpack(value)

@@ -237,7 +237,7 @@ def _header_of(packed: bytes) -> BlockHeader:
         raise Malformed(f"a block's header of {len(packed)} bytes in a row")
     header = unpack_header(packed)
     if header.kind is not BlockKind.DATA:
-        raise Malformed(f"a {header.kind.name} stands in a row")
+        raise Malformed(f"a {header.kind.name} is in a row of records")
     return header
 
 

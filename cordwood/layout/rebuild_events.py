@@ -206,7 +206,7 @@ def _body(data: Buffer, kind: int, bytes_max: int, what: str) -> memoryview:
     if version != VERSION:
         raise Malformed(f"{what} has layout {version}, and this version reads {VERSION}")
     if found != kind or reserved:
-        raise Malformed(f"{what} was expected, and something else stands there")
+        raise Malformed(f"{what} was expected, and another value is there")
     return body
 
 

@@ -64,7 +64,7 @@ def read_progress(value: bytes) -> Progress:
         Malformed: of another length.
     """
     if len(value) != _PROGRESS.size:
-        raise Malformed(f"LogsDB holds {len(value)} bytes where a scrub's progress stands")
+        raise Malformed(f"LogsDB holds {len(value)} bytes that are no progress of a scrub")
     return Progress(*_PROGRESS.unpack(value))
 
 
@@ -85,7 +85,7 @@ def read_damage_key(key: bytes) -> DamagedRange:
         Malformed: it is none.
     """
     if len(key) != _DAMAGE.size:
-        raise Malformed(f"LogsDB holds {key!r} where the key of damage stands")
+        raise Malformed(f"LogsDB holds {key!r}, which is no key of damage")
     return DamagedRange(*_DAMAGE.unpack(key)[1:])
 
 

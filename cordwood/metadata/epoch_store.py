@@ -193,7 +193,7 @@ class EpochRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         if not 1 <= epoch < self.next_epoch:
             raise BadSetting(f"epoch {epoch} was not handed out; the next is {self.next_epoch}")
         if epoch < self.history[0].since:
-            raise BadSetting(f"epoch {epoch} is trimmed, and who held it is not known any more")
+            raise BadSetting(f"epoch {epoch} is trimmed, and its sequencer is not known any more")
         return next(entry for entry in reversed(self.history) if entry.since <= epoch)
 
     def latest_us(self, epoch: int) -> int | None:

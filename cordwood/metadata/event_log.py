@@ -247,7 +247,7 @@ def _decode(value: bytes | None) -> RebuildingSet:
     if value is None:
         return RebuildingSet()
     if is_base(value):
-        raise EventsMoved("what is said of lost nodes is in the event log, and not here")
+        raise EventsMoved("the events of lost nodes are in the event log, and not here")
     return read_set(value)
 
 

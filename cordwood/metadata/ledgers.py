@@ -207,7 +207,8 @@ class LedgerMetadataStore:
             return _reply(found)
         if not may_follow(found.metadata, after):
             raise Rejected(
-                f"ledger {call.ledger} is {found.metadata.state} and cannot become what is asked"
+                f"ledger {call.ledger} is {found.metadata.state} and cannot take the state that "
+                "the call asks for"
             )
         if after.tier is not None:
             await self._note_main_storage()  # before anything of it can be there

@@ -45,15 +45,15 @@ def who_has(tokens: Iterable[str]) -> Check:
             taken = (*taken, "read_token")
         if taken and was.write_token and was.write_token not in has:
             raise AccessDenied(
-                f"{name} wants its write token of whoever changes its tokens, its retention or its "
-                "name, opens it in main storage, deletes it or fences it: give it as "
-                "ClientSettings(write_tokens=…), on the command line as CORDWOOD_WRITE_TOKENS"
+                f"{name} wants its write token from a client that changes its tokens, its "
+                "retention or its name, opens it in main storage, deletes it or fences it: give it "
+                "as ClientSettings(write_tokens=…), on the command line as CORDWOOD_WRITE_TOKENS"
             )
         shows = becomes is not None and "read_token" in taken
         if shows and was.read_token and was.read_token not in has:
             raise AccessDenied(
-                f"{name} wants its read token of whoever changes it, or opens the log in main "
-                "storage: give it as ClientSettings(read_tokens=…), on the command line as "
+                f"{name} wants its read token from a client that changes it, or opens the log in "
+                "main storage: give it as ClientSettings(read_tokens=…), on the command line as "
                 "CORDWOOD_READ_TOKENS"
             )
 

@@ -390,7 +390,7 @@ class ZooKeeperMetadata:
             above = path.rpartition("/")[0]
             await self._make_path(above)
             if await self._session.make(path) is Refusal.NOT_THERE:
-                raise Overloaded(f"{above} in ZooKeeper is being removed by somebody else")
+                raise Overloaded(f"{above} in ZooKeeper is being removed by another client")
 
     # Leases.
 

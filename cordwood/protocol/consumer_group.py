@@ -266,7 +266,7 @@ def save(
         now = group.positions.get(log, 0)
         is_again = not mark and now == positions.get(log, was)
         if now != was and not is_again:
-            raise Fenced(f"{log} stands at {now}, not at {was}: somebody saved in between")
+            raise Fenced(f"{log} stands at {now}, not at {was}: another save came in between")
     for log, known in (resets or {}).items():
         # A call that is done late would undo a reset, and so would a consumer that reads on. The
         # position does not show it: it may be where it was before.
@@ -277,7 +277,7 @@ def save(
     for log, lsn in positions.items():
         own = group.owners.get(log)
         if own is not None and not reset and not _may_save(own, member, generation):
-            reads = f"by {own.member}" if own.member else "by nobody"
+            reads = f"by {own.member}" if own.member else "by no member"
             raise Fenced(f"{log} is read {reads} since generation {own.since}", group.generation)
         if lsn < group.positions.get(log, 0) and not reset:
             raise Rejected(

@@ -352,7 +352,7 @@ def check_head(head: Head) -> None:
         raise Malformed(f"the manifest of log {head.log}: its levels or its range are none")
     for level, each in enumerate(head.levels):
         if len(each) >= FANOUT or any(_level(item) != level - 1 for item in each):
-            raise Malformed(f"the manifest of log {head.log}: level {level} is none")
+            raise Malformed(f"the manifest of log {head.log}: there is no level {level}")
     _check_tiling(f"the manifest of log {head.log}", items)
     if items and not (items[0].last >= head.start and items[-1].last == head.end - 1):
         raise Malformed(f"the manifest of log {head.log} does not tell its range")
@@ -370,7 +370,7 @@ def check_page(page: Page, ref: PageRef) -> None:
     """
     what = f"a page of level {ref.level} at {Lsn(ref.first)}"
     if page.level != ref.level or not 0 < len(page.items) <= FANOUT:
-        raise Malformed(f"{what} is none")
+        raise Malformed(f"{what} has another level or {len(page.items)} items")
     if any(_level(item) != page.level - 1 for item in page.items):
         raise Malformed(f"{what} holds items of another level")
     _check_tiling(what, page.items)

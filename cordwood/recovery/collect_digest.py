@@ -116,7 +116,7 @@ class DigestReads:
         if reading is None or reading.done.done() or status == ReadStatus.OK:
             return
         if status == ReadStatus.DAMAGED:
-            text = "it lost records; for good, if nobody has them (`cordwood nodes accept-loss`)"
+            text = "it lost records; for good, if no node has them (`cordwood nodes accept-loss`)"
         else:
             text = "it has not sealed, so what it holds is not known"
         error = Retryable(text)

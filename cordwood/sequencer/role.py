@@ -174,7 +174,7 @@ class SequencerRole:
         try:
             rules = await self._activation.is_newest(log, appender.epoch)
         except Retryable as error:
-            raise NoSequencer(f"log {log}: who rules it is not known: {error}") from error
+            raise NoSequencer(f"log {log}: its sequencer is not known: {error}") from error
         tell(RuleQuestioned(log, appender.epoch, rules))
         if not rules and self._rows.get(log) is row:
             await self._finish(log, row, NodeId(0))

@@ -191,7 +191,7 @@ def _append(append: Append, index: int, lsn: int) -> Iterator[Line]:
     elif isinstance(end, AppendFailed):
         yield end.time_us, f"{call.client} is told that NOTHING WAS STORED ({end.error})"
     elif isinstance(end, AppendUnknown):
-        yield end.time_us, f"{call.client} is told that nobody knows ({end.error})"
+        yield end.time_us, f"{call.client} is told that the outcome is unknown ({end.error})"
 
 
 def _read(read: Read, lsn: int) -> Iterator[Line]:

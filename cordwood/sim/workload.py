@@ -528,7 +528,7 @@ class _Lane:
                     futures.append(writer.append_nowait(log, payload, key=as_key(key)))
                 told = await asyncio.gather(*futures, return_exceptions=True)
         except TimeoutError:
-            raise OutcomeUnknown("the writer has not told what became of it yet") from None
+            raise OutcomeUnknown("the writer has not told the outcome yet") from None
         failures = [each for each in told if isinstance(each, BaseException)]
         if not failures:
             return [each for each in told if not isinstance(each, BaseException)]

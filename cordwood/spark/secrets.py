@@ -31,7 +31,7 @@ def check_place(name: str, place: str) -> str:
             return place
     raise BadSetting(
         f"{name} says where the tokens are, {ENVIRONMENT}NAME of a variable or {FILE}PATH; a token "
-        "itself would be seen by whoever sees the command or the file"
+        "itself would be seen by each reader of the command or the file"
     )
 
 

@@ -222,8 +222,8 @@ class StorageEngine:
         if logs.lost:
             engine.damage = f"records at WAL offsets {logs.lost} cannot be read any more"
             logger.error(
-                "%s; this node's silence proves nothing until somebody replaces it, or accepts the "
-                "loss (`cordwood nodes accept-loss`)", engine.damage,
+                "%s; this node's silence proves nothing until an operator replaces it, or accepts "
+                "the loss (`cordwood nodes accept-loss`)", engine.damage,
             )  # fmt: skip
         return engine
 

@@ -50,7 +50,7 @@ def refusal_of(
     if block.envelope.lng > min(header.last, header.last >> 32 << 32 | ESN_ISSUED_MAX):
         # A block is stored before it is known good; if it were taken, it would release records that
         # no node has.
-        logger.warning("log %d: a block says that what is above it is stored", header.log)
+        logger.warning("log %d: a block claims that LSNs above it are stored", header.log)
         return StoreRefusal(wave, header.log, Refusal.CORRUPT)
     epoch = header.first >> 32
     held = engine.cache.get(header.log)

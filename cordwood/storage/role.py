@@ -192,7 +192,9 @@ class StorageRole:
             return DoneReply()
         told = read_produced(call.produced)
         if any(place.first >> 32 != call.epoch for each in told for place in each.places):
-            raise Rejected(f"log {call.log}: what is told of epoch {call.epoch} lies in another")
+            raise Rejected(
+                f"log {call.log}: the LSNs told for epoch {call.epoch} are of another epoch"
+            )
         await self._check_epoch(call.log, call.epoch)
         await self._engine.tell_produced(call.log, call.epoch, told, call.append_time_us)
         return DoneReply()

@@ -273,8 +273,8 @@ class UploadRole:
             else:
                 said.warning(
                     f"log {log}: {info.name} asks for a read token, which does not hold in main "
-                    "storage: it is not uploaded. Set tier=off, or tier_open=on if whoever may "
-                    "read the store may read it"
+                    "storage: it is not uploaded. Set tier=off, or tier_open=on if each user "
+                    "with access to the store may read it"
                 )
 
     def _tell_blocked(self, blocked: dict[int, int], looked_at: list[int]) -> None:

@@ -115,7 +115,7 @@ def test_these_may_talk(ours: Hello, theirs: Hello) -> None:
     [
         (NODE_1, replace(CLIENT, cluster=OTHER), f"is cluster {OTHER.hex()}"),
         (CLIENT, replace(NODE_1, cluster=OTHER), f"is cluster {OTHER.hex()}"),
-        (NODE_1, Hello(2, ANY_CLUSTER), "node 2 does not say of which cluster it is"),
+        (NODE_1, Hello(2, ANY_CLUSTER), "node 2 does not tell its cluster"),
         (NODE_1, replace(CLIENT, wanted=2), "node 2 was wanted, this is node 1"),
         (replace(CLIENT, wanted=2), NODE_1, "node 2 was wanted, node 1 answered"),
         (replace(CLIENT, wanted=2), CLIENT, "node 2 was wanted, node 0 answered"),

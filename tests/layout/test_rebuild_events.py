@@ -111,7 +111,7 @@ def test_another_version_or_kind_is_refused() -> None:
     with pytest.raises(Malformed, match="layout 2, and this version reads 1"):
         read_event(sealed(EVENT, body, version=2))
     for wrong in (sealed(SET, body), sealed(EVENT, body, reserved=1)):
-        with pytest.raises(Malformed, match="something else"):
+        with pytest.raises(Malformed, match="another value is there"):
             read_event(wrong)
     with pytest.raises(Malformed, match="bytes"):
         read_event(sealed(EVENT, bytes(EVENT_BYTES_MAX)))
@@ -207,7 +207,7 @@ def test_a_restated_set_is_a_record_and_no_base() -> None:
     assert not is_base(packed)
     # Versions that know only these two refuse it, and do not take it for one of them.
     for read in (read_set, read_event, read_base):
-        with pytest.raises(Malformed, match="something else stands there"):
+        with pytest.raises(Malformed, match="another value is there"):
             read(packed)
     for broken in (*truncations(packed), *bit_flips(packed)):
         with pytest.raises((Malformed, ChecksumMismatch)):
@@ -229,7 +229,7 @@ def test_a_fenced_base_is_refused_by_versions_that_know_no_fence() -> None:
     assert read_base(packed) == Base(A_SET, 3)
     assert packed[1] != pack_base(Base(A_SET))[1], "their base has another kind"
     for read in (read_set, read_event, read_record):
-        with pytest.raises(Malformed, match="something else stands there"):
+        with pytest.raises(Malformed, match="another value is there"):
             read(packed)
 
 

@@ -202,7 +202,7 @@ class TestSaving:
         group = save(group, {"l": 100}, member="b", generation=group.generation)
         group = leave(group, "b", group.generation, 12 * S)
         for member, generation in (("a", 1), ("b", group.generation), ("b", 1)):
-            with pytest.raises(Fenced, match="is read by nobody"):
+            with pytest.raises(Fenced, match="is read by no member"):
                 save(group, {"l": 1_000_000}, member=member, generation=generation)
         assert save(group, {"l": 101}).positions == {"l": 101}, "a consumer without members may"
 
@@ -214,7 +214,7 @@ class TestSaving:
         with pytest.raises(Fenced, match="a stands at 6, not at 1"):
             save(mine, {"a": 6}, expected={"a": 1}, mark="other")
         later = save(save(mine, {"b": 2}), {"a": 6})
-        with pytest.raises(Fenced, match="saved in between"):
+        with pytest.raises(Fenced, match="another save came in between"):
             save(later, {"a": 6}, expected={"a": 1}, mark="other")
         assert save(mine, {"a": 6}, expected={"a": 1}) == mine, "an older client"
         assert without_logs(mine, {"a"}).marks == {}
@@ -228,7 +228,7 @@ class TestSaving:
         for at in range(8, 8 + MARKS_MAX):
             on = save(on, {"a": at + 1}, expected={"a": at}, mark=f"at {at}")
         assert len(on.marks["a"]) == MARKS_MAX
-        with pytest.raises(Fenced, match="saved in between"):
+        with pytest.raises(Fenced, match="another save came in between"):
             save(on, {"a": 6}, expected={"a": 1}, mark="mine")
 
     def test_after_a_reset_a_compare_and_set_moves_again(self) -> None:
@@ -288,7 +288,7 @@ class TestSaving:
         if saved:
             assert save(group, {"a": wanted}, expected={"a": expected}).positions == {"a": wanted}
         else:
-            with pytest.raises(Fenced, match="somebody saved in between"):
+            with pytest.raises(Fenced, match="another save came in between"):
                 save(group, {"a": wanted}, expected={"a": expected})
 
 

@@ -106,7 +106,7 @@ class TestPromises:
     def test_a_seal_holds_once_answered_and_may_from_when_it_was_asked_for(self):
         asked: list[object] = [SealAsked(1, 3)]
         assert self.judge(asked) == self.judge(asked, seal=3) == ""
-        assert "sealed by nobody" in self.judge(asked, seal=4)
+        assert "sealed without a request" in self.judge(asked, seal=4)
         assert "forgotten" in self.judge([*asked, SealAnswered(1, 3)], seal=2)
 
     def test_an_end_drops_what_does_not_count(self):

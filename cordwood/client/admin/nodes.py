@@ -237,9 +237,7 @@ class Nodes(Rebalances):
         reply = await self._maintenance(ApplyMaintenance(*named, wanted, reason, user, ttl_s, mark))
         made = [each for each in reply.requests if each.number == reply.applied]
         if not made:
-            raise Rejected(
-                f"request {reply.applied} is over: somebody took it back, or its TTL ended"
-            )
+            raise Rejected(f"request {reply.applied} is over: it was taken back, or its TTL ended")
         return made[0]
 
     async def maintenance(self) -> list[MaintenanceRequest]:
@@ -283,7 +281,7 @@ class Nodes(Rebalances):
         answers = await self._ask_each(AskRebuilding(), RebuildingReply)
         replies = [each for each in answers.values() if isinstance(each, RebuildingReply)]
         if not replies:
-            raise Unreachable("no node says what is being rebuilt")
+            raise Unreachable("no node tells which nodes are being rebuilt")
         newest = max(map(read_set, (each.set for each in replies)), key=lambda each: each.through)
         states = {
             node: each if isinstance(each, CordwoodError) else each.donor

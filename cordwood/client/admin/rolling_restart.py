@@ -90,7 +90,7 @@ async def rolling_restart(
 
 
 async def _apply(store: Store, node: NodeId, user: str, timeout_s: float) -> MaintenanceRequest:
-    """Make the request. A caller who is cancelled meanwhile leaves none."""
+    """Make the request. A caller that is cancelled meanwhile leaves none."""
     ttl_s = min(2 * math.ceil(timeout_s) + TTL_SPARE_S, TTL_S_MAX)
     asking = asyncio.create_task(
         store.apply_maintenance([node], reason=REASON, user=user, ttl_s=ttl_s)
@@ -120,7 +120,7 @@ async def _wait_granted(store: Store, made: MaintenanceRequest, timeout_s: float
         await asyncio.sleep(LOOK_S)
         requests = {each.number: each for each in await store.maintenance()}
         if made.number not in requests:
-            raise Retryable(f"request {made.number} is gone: somebody removed it")
+            raise Retryable(f"request {made.number} is gone: it was removed")
         found = requests[made.number]
         words = _words_of_wait(found, requests.values())
         if found.state == BLOCKED and words != told and loop.time() >= say_s:
@@ -139,7 +139,7 @@ def _words_of_wait(found: MaintenanceRequest, requests: Iterable[MaintenanceRequ
             for each in others
         )
         words += (
-            f". Requests that stand: {named}. Remove what nobody needs any more "
+            f". Requests that stand: {named}. Remove those that are not needed any more "
             "(`cordwood maintenance remove`)"
         )
     return words

@@ -82,7 +82,7 @@ class Appends:
         return found
 
     def _forget_idle(self) -> None:
-        """Drop producers that wait for nothing; whoever goes on with one gets a new line."""
+        """Drop producers that wait for nothing; a caller that goes on with one gets a new line."""
         for key in [k for k, each in self._logs.items() if k[1] is not None and each.is_idle]:
             del self._logs[key]
             self._producers -= 1

@@ -132,7 +132,7 @@ class WriterOptions:
         if not RETRY_FIRST_S <= self.retry_max_s <= 3600:
             raise BadSetting(f"retry_max_s is {self.retry_max_s}; it goes from 0.1 to 3600")
         if self.compression not in (None, "none", "lz4", "zstd"):
-            raise BadSetting(f"compression is {self.compression!r}; it is none, lz4 or zstd")
+            raise BadSetting(f"compression is {self.compression!r}: give none, lz4 or zstd")
         if not 1 <= self.size_trigger_bytes <= self.memory_bytes_max:
             raise BadSetting("size_trigger_bytes goes from 1 to memory_bytes_max")
 
@@ -393,7 +393,7 @@ class BufferedWriter:
             async with asyncio.timeout(self._settings.timeout_s):
                 await self.flush()
         except TimeoutError:
-            logger.warning("a buffered writer is closed before all of it was stored")
+            logger.warning("a buffered writer was closed before all its records were stored")
         self.end(Closed("this writer was closed"))
 
     def end(self, error: CordwoodError) -> None:

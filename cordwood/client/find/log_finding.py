@@ -120,7 +120,7 @@ class LogFinding(ABC):
                 asking.add_done_callback(lambda _: line.ready(place))
             await line.turn(place)
             if not asks:
-                assert known is not None, "who knows nothing asks"
+                assert known is not None, "a client without a number asks"
                 return known
             answer = Closed("this client was closed") if asking.cancelled() else asking.result()
             if isinstance(answer, CordwoodError):
@@ -168,7 +168,7 @@ class LogFinding(ABC):
             known = self._known.get(key)
             if known is None or not isinstance(error, Retryable):
                 return error
-            logger.debug("nobody says whether %s is log %d still: %s", key, known.log_id, error)
+            logger.debug("no node tells whether %s is log %d still: %s", key, known.log_id, error)
             self._unanswered |= {key: None, known.log_id: None}
             return known
 

@@ -146,7 +146,7 @@ class LedgerRepair:
         # If the answer was lost, the write is recognised by its value.
         if not is_written and found.metadata != metadata:
             raise Rejected(
-                f"somebody else changed ledger {metadata.ledger} meanwhile: repair it once more"
+                f"another client changed ledger {metadata.ledger} meanwhile: repair it once more"
             )
         return found
 

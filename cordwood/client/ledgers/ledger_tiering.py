@@ -124,7 +124,7 @@ class LedgerTiering:
             held = self._opened.held
             if _attempt(held.metadata) != attempt:
                 raise Fenced(
-                    f"somebody else began to move ledger {self._opened.ledger_id} to main storage"
+                    f"another client began to move ledger {self._opened.ledger_id} to main storage"
                 )
             if held.metadata.is_tiered:
                 return

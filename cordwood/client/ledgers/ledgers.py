@@ -265,7 +265,7 @@ class Ledgers:
             raise AccessDenied(f"ledger {ledger} has another password")
         while metadata.state is not LedgerState.IN_RECOVERY:
             if metadata.state is LedgerState.CLOSED:
-                raise LedgerFenced(f"ledger {ledger} is closed already: nobody writes it")
+                raise LedgerFenced(f"ledger {ledger} is closed already: it takes no more entries")
             # Before the nodes; otherwise the writer would replace the fenced nodes.
             held, _ = await self._calls.set(held.version, metadata.recovering())
             metadata = held.metadata

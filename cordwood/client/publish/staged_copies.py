@@ -158,7 +158,7 @@ class StagedCopies:
                     node, FindStaged(list(stages)), timeout_s=CALL_S
                 )
             except CordwoodError as error:
-                logger.debug("node %d does not say what is staged there: %s", node, error)
+                logger.debug("node %d does not list its staged records: %s", node, error)
                 return []
             assert isinstance(reply, StagedPlaces), "FindStaged is answered with places"
             return reply.places

@@ -160,7 +160,7 @@ class Stages(TailCalls):
         # The answer comes from the current sequencer, so from an epoch after the token's epoch; all
         # lower epochs are sealed by then.
         tail = await self.tail(raised.log)
-        assert tail.epoch >= raised.next_epoch - 1, "who answers for the tail rules"
+        assert tail.epoch >= raised.next_epoch - 1, "the node that tells the tail is the sequencer"
         return tail.epoch
 
     async def use_fencing_token(self, log: str, token: int) -> None:

@@ -123,7 +123,7 @@ def check_no_phantom(evidence: Evidence) -> list[Violation]:
             continue
         for _, record in read.records():
             if not evidence.is_genuine(read.log, record.payload):
-                text = f"reader {read.reader} got {record.payload}, which nobody sent"
+                text = f"reader {read.reader} got {record.payload}, which no client sent"
                 found.append(Violation("S3", text, read.log, record.lsn, (record,)))
     for log, disk in sorted(evidence.disks.items()):
         if log == EVENT_LOG:
@@ -132,7 +132,7 @@ def check_no_phantom(evidence: Evidence) -> list[Violation]:
             for slots in dump.slots:
                 for index, payload in enumerate(slots.payloads if slots.intact else ()):
                     if not evidence.is_genuine(log, payload):
-                        text = f"node {dump.node} holds {payload}, which nobody sent"
+                        text = f"node {dump.node} holds {payload}, which no client sent"
                         found.append(Violation("S3", text, log, slots.first + index, (dump,)))
     return found
 

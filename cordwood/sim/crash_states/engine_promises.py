@@ -255,13 +255,15 @@ class EnginePromises:
             "lost, though stored": _places(frozenset(lost)),
             "visible, though never taken, or dropped": _places(found.copies - self.may),
             "its seal was forgotten": [log for log in LOGS if seals[log] < self.seals.get(log, 0)],
-            "sealed by nobody": [log for log in LOGS if seals[log] > self.seals_asked.get(log, 0)],
+            "sealed without a request": [
+                log for log in LOGS if seals[log] > self.seals_asked.get(log, 0)
+            ],
             "its end was forgotten": _sorted(self.ends - found.ends),
-            "ended by nobody": _sorted(found.ends - self.ends_asked),
+            "ended without a request": _sorted(found.ends - self.ends_asked),
             "its trim was forgotten": [
                 log for log in LOGS if trims.get(log, 0) < self.trims.get(log, 0)
             ],
-            "trimmed by nobody": [
+            "trimmed without a request": [
                 log for log in LOGS if trims.get(log, 0) > self.trims_asked.get(log, 0)
             ],
         }

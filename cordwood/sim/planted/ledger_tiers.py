@@ -139,7 +139,7 @@ async def _takes_any_attempt(self: LedgerHistory, timeout_s: float) -> LedgerMan
                     LedgerPart(int(start, 16), int(last, 16), int(crc, 16), info.size, size)
                 )
         if not parts or parts[0].first or parts[-1].last < metadata.last:
-            raise Malformed(f"ledger {metadata.ledger}: its objects have not all of it")
+            raise Malformed(f"ledger {metadata.ledger}: its objects lack a part of it")
         self._attempt = int(first, 16)
         self._manifest = LedgerManifest(
             metadata.ledger, self._attempt, metadata.creator, metadata.created_us, metadata.last,

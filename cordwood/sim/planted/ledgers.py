@@ -375,7 +375,7 @@ BUGS = (
                at(LedgerWriter._may_change).instead(_may_always_change),
                scene="tests/client/ledgers/test_ledger_bounds.py"),
     PlantedBug("ledger-sweeps-strangers",
-               "nodes drop ledgers that the metadata store lacks although nobody deleted them",
+               "nodes drop ledgers that the metadata store lacks although no client deleted them",
                at(LedgerCalls._was_deleted).instead(_takes_all_for_deleted),
                scene="tests/client/ledgers/test_ledger_strangers.py"),
     PlantedBug("ledger-recovery-begins-again",

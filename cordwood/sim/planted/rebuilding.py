@@ -208,7 +208,7 @@ BUGS = (
                at(Donor._waits_for_rot).instead(_no_rot_waited_for),
                scene="tests/storage/test_repairs.py"),
     PlantedBug("rotten-end-unstirred", "a donor with a copy that rotted before its release waits "
-               "until somebody uses the log", at(Donor._look).around(_rot_unstirred),
+               "until a client uses the log", at(Donor._look).around(_rot_unstirred),
                scene="tests/storage/test_repairs.py"),
     PlantedBug("donor-done-early", "a donor reports that it is done after its first pass",
                at(Pass.is_done).instead(lambda self: True),

@@ -247,7 +247,7 @@ SCENE_BUGS = (
     PlantedBug(
         "version-by-name-at-commit",
         "A version belongs to the log that has the name at its commit: if the log was renamed since "
-        "rows were staged for it, they are never published, and nobody is told.",
+        "rows were staged for it, they are never published, and no error tells it.",
         at(CordwoodWriter.staged_name).around(_by_the_name_now),
     ),
     PlantedBug(

@@ -230,7 +230,7 @@ class Flusher:
             except Overloaded as error:
                 engine.is_out_of_space = True
                 if self._is_stopping:
-                    logger.info("what is in the WAL stays there for the next start: %s", error)
+                    logger.info("the records of the WAL stay there for the next start: %s", error)
                     return False
                 self._said.warning(f"a flush has to wait: {error}")
                 with contextlib.suppress(TimeoutError):

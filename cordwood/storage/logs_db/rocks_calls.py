@@ -91,7 +91,7 @@ class RocksCalls:
         def run() -> Result:
             call.has_begun = True
             if call.is_given_up:
-                raise TablesFailed(f"{self._path}: nobody waits any more")
+                raise TablesFailed(f"{self._path}: no caller waits any more")
             try:
                 return function()
             finally:

@@ -58,4 +58,4 @@ class TurnQueue(Generic[Client, Thing]):
                 self._queues[client] = things
             self._count -= 1
             return thing
-        raise LookupError("nobody wants anything")
+        raise LookupError("the queue is empty")

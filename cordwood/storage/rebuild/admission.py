@@ -79,7 +79,8 @@ class Admission:
         if not is_sure:
             if self._start not in (Start.SERVE, Start.BACK):
                 raise Retryable(
-                    f"node {node} cannot be let in yet: nobody says what became of its data"
+                    f"node {node} cannot be let in yet: the event log does not tell what became "
+                    "of its data"
                 )
             # It deals with later reports as any running node does.
             self.is_unsure, self._start = True, Start.SERVE
@@ -131,7 +132,9 @@ class Admission:
                 raise NotOurCluster(stale_words(self._settings))
             await self._events.keep()
             await seal()
-            logger.warning("this node was called lost, and is here with its data: it says so")
+            logger.warning(
+                "this node was reported lost, and is here with its data: it reports that"
+            )
         elif self._start is Start.ANEW:
             await seal()
             await self._membership.owe_seals(node)

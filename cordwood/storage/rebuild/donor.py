@@ -283,7 +283,7 @@ class Donor:
             try:
                 await self._peers.call(node, call, timeout_s=TELL_TIMEOUT_S)
             except CordwoodError as error:
-                logger.info("node %d is not told what is known of a log: %s", node, error)
+                logger.info("node %d did not take the ends and producers of a log: %s", node, error)
                 if isinstance(error, Unreachable):
                     return False
         return True

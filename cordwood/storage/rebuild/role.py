@@ -352,7 +352,7 @@ class RebuildRole:
             except NotOurCluster:
                 raise
             except CordwoodError as error:
-                logger.warning("what is lost could not be said: %s", error)
+                logger.warning("the loss could not be reported: %s", error)
 
     async def look_at_self(self) -> None:
         """Report that this node runs with its data, if the set says otherwise.
@@ -366,7 +366,7 @@ class RebuildRole:
         if start is Start.STALE:
             raise NotOurCluster(stale_words(self._settings))
         if start is Start.BACK:
-            assert entry is not None, "something is said of it"
+            assert entry is not None, "an event names it"
             await self._seal()
             # See `Admission.complete`. Until the second seals this node takes no new block.
             self._owes_seals = True

@@ -129,7 +129,7 @@ class StagedMoves:
                 call = FindStaged(by_node[node])
                 reply = await self._peers.call(node, call, timeout_s=CALL_S)
             except CordwoodError as error:
-                logger.info("node %d does not say what is staged there: %s", node, error)
+                logger.info("node %d does not list its staged records: %s", node, error)
                 return None
             assert isinstance(reply, StagedPlaces), "FindStaged is answered with places"
             return {each.stage: StagedAt(each.moves, tuple(each.nodes)) for each in reply.places}

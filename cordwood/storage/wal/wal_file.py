@@ -110,7 +110,7 @@ async def _open_blank(disk: Disk, path: str, capacity: int) -> DirectFile:
         if not await _is_blank(file):
             raise BadSetting(
                 f"{path} holds data already and is not formatted again: "
-                "remove it first if nobody needs it"
+                "remove it first if its data is not needed"
             )
     except BaseException:
         await file.close()

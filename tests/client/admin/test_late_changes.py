@@ -190,7 +190,7 @@ class TestLate:
             await cursors.save("group", {"/a": acks[9]}, reset=True)
             late = asked[-1]
             await cursors.save("group", {"/a": acks[0]}, reset=True)
-            with pytest.raises(Fenced, match="somebody saved in between"):
+            with pytest.raises(Fenced, match="another save came in between"):
                 await ask(late)
             assert (await store.cursors.by_number("group")).positions == {number: acks[0]}
 

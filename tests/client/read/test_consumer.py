@@ -55,7 +55,7 @@ async def two_programs_claim_the_same_records(cluster: ClusterAtHand) -> None:
             store._cluster.call_any = twice
         claim = {"log": make_lsn(1, 6)}, {"log": make_lsn(1, 1)}
         assert await one.cursors.save("job", *claim) == {"/log": make_lsn(1, 6)}
-        with pytest.raises(Fenced, match="somebody saved in between"):
+        with pytest.raises(Fenced, match="another save came in between"):
             await two.cursors.save("job", *claim)
 
 
@@ -100,10 +100,10 @@ async def a_claim_is_made_again_that_was_not_answered(cluster: ClusterAtHand) ->
                 async with asyncio.timeout(5.0):
                     await one.cursors.save("job", *claim)
             lost_calls.clear()
-        with pytest.raises(Fenced, match="somebody saved in between"):
+        with pytest.raises(Fenced, match="another save came in between"):
             await two.cursors.save("job", *claim)
         assert await one.cursors.save("job", *claim) == {"/log": make_lsn(1, 6)}
-        with pytest.raises(Fenced, match="somebody saved in between"):
+        with pytest.raises(Fenced, match="another save came in between"):
             await one.cursors.save("job", *claim)
 
 
@@ -195,7 +195,7 @@ class TestPositions:
             assert await store.cursors.save("job", {"log": at[4]}) == {"/log": at[4]}
             with pytest.raises(Rejected, match="takes a reset"):
                 await store.cursors.save("job", {"log": at[3]})
-            with pytest.raises(Fenced, match="somebody saved in between"):
+            with pytest.raises(Fenced, match="another save came in between"):
                 await store.cursors.save("job", {"log": at[6]}, {"log": at[3]})
             await store.cursors.save("job", {"log": at[6]}, {"log": at[4]})
             await store.cursors.save("job", {"log": at[2]}, reset=True)
@@ -463,7 +463,7 @@ class TestWithoutMembers:
             assert await ask(late[-1]) is not None, "its second try"
             await cursors.save("billing", {"log": two}, reset=True)
             for each in late:
-                with pytest.raises(Fenced, match=r"was reset since|saved in between"):
+                with pytest.raises(Fenced, match=r"was reset since|came in between"):
                     await ask(each)
             (group,) = await cursors.list("billing")
             assert group.positions == {"/log": two}
