@@ -49,7 +49,6 @@ from cordwood.layout.message import (
     AskTail,
     Call,
     Clean,
-    ConsumerCall,
     DoneReply,
     NodesetsReply,
     Ping,
@@ -59,6 +58,7 @@ from cordwood.layout.message import (
     TellNodesets,
     Yield,
 )
+from cordwood.layout.message_consumers import ConsumerCall
 from cordwood.layout.message_impact import AskFitness, AskImpact
 from cordwood.layout.message_ledgers import LedgerCall
 from cordwood.layout.message_maintenance import MaintenanceCall

@@ -16,7 +16,8 @@ from functools import partial
 from typing import assert_never
 
 from cordwood.errors import Fenced, Rejected
-from cordwood.layout.message import (
+from cordwood.layout.message import Reply
+from cordwood.layout.message_consumers import (
     AskConsumers,
     BeatConsumer,
     ConsumerCall,
@@ -24,7 +25,6 @@ from cordwood.layout.message import (
     ConsumersReply,
     JoinConsumer,
     LeaveConsumer,
-    Reply,
     SaveCursors,
 )
 from cordwood.metadata.consumers import Consumers, EntryFull, check_consumer_name

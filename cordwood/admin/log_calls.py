@@ -11,19 +11,17 @@ from cordwood.admin.log_replies import epoch_nodes, log_reply, member_infos
 from cordwood.errors import LogExists, Rejected, TooFewNodes, UnknownLog
 from cordwood.host.seams import Clock
 from cordwood.layout.log_names import normalise_directory
-from cordwood.layout.message import (
+from cordwood.layout.message import Call, DoneReply, Reply
+from cordwood.layout.message_logs import (
     AskDirectory,
     AskEpochs,
-    Call,
     CreateLog,
     DirectoryReply,
-    DoneReply,
     EpochsReply,
     FindLog,
     ListLogs,
     LogReply,
     LogsReply,
-    Reply,
 )
 from cordwood.layout.message_rights import (
     AskVersion,

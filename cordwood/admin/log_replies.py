@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from cordwood.layout.message import EpochNodes, LogReply
+from cordwood.layout.message_logs import EpochNodes, LogReply
 from cordwood.layout.message_nodes import MemberInfo
 from cordwood.metadata.epoch_store import EpochRecord
 from cordwood.metadata.log_info import LogInfo

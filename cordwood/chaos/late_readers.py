@@ -21,7 +21,8 @@ from cordwood.client.read.read_stream import ReadStream
 from cordwood.client.store import Store, connected
 from cordwood.errors import CordwoodError
 from cordwood.host.seams import Host
-from cordwood.layout.message import EpochsReply, StatusReply, StreamsReply
+from cordwood.layout.message import StatusReply, StreamsReply
+from cordwood.layout.message_logs import EpochsReply
 from cordwood.lsn import LSN_MAX, format_lsn
 from cordwood.nodes import NodeId
 from cordwood.settings import ClientSettings

@@ -27,7 +27,7 @@ from cordwood.client.read.consumer import MEMBER_TTL_S
 from cordwood.client.store import connected
 from cordwood.errors import CordwoodError, Unreachable
 from cordwood.host.seams import Host
-from cordwood.layout.message import ConsumerReply
+from cordwood.layout.message_consumers import ConsumerReply
 from cordwood.lsn import format_lsn
 from cordwood.settings import ClientSettings
 from cordwood.sim.history import (

@@ -14,7 +14,7 @@ from cordwood.lsn import format_lsn
 from cordwood.nodes import Replication
 
 if TYPE_CHECKING:
-    from cordwood.layout.message import EpochsReply
+    from cordwood.layout.message_logs import EpochsReply
 
 EPOCHS_SHOWN = 20
 """The newest epochs. If a log's sequencer moves often, the log has thousands; `--json` lists all

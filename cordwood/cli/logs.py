@@ -19,7 +19,7 @@ from cordwood.nodes import Replication
 
 if TYPE_CHECKING:
     from cordwood.client.cluster import LogInfo
-    from cordwood.layout.message import DirectoryReply
+    from cordwood.layout.message_logs import DirectoryReply
     from cordwood.log_attributes import LogAttributes
 
 BAR_CELLS = 24

@@ -16,7 +16,7 @@ from cordwood.lsn import LSN_MAX, format_lsn
 
 if TYPE_CHECKING:
     from cordwood.blocking import BlockingStore
-    from cordwood.layout.message import ConsumerReply
+    from cordwood.layout.message_consumers import ConsumerReply
 
 Row = dict[str, object]
 

@@ -20,12 +20,8 @@ from cordwood.errors import Closed, CordwoodError, Malformed, Overloaded, Retrya
 from cordwood.host.seams import Host
 from cordwood.layout.frame import Frame, Kind
 from cordwood.layout.hello import ANY_CLUSTER, Hello
-from cordwood.layout.message import (
-    Call,
-    EpochNodes,
-    Reply,
-    check_call,
-)
+from cordwood.layout.message import Call, Reply, check_call
+from cordwood.layout.message_logs import EpochNodes
 from cordwood.layout.message_nodes import AskMembers, MemberInfo, MembersReply
 from cordwood.layout.tokens import pack_tokens
 from cordwood.nodes import Authority, Member, NodeId, Nodeset, Replication

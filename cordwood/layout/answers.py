@@ -13,8 +13,10 @@ from typing import get_args
 from cordwood.errors import Corrupt, Malformed
 from cordwood.layout import log_questions as questions
 from cordwood.layout import message as m
+from cordwood.layout import message_consumers as consumers
 from cordwood.layout import message_impact as impact
 from cordwood.layout import message_ledgers as ledgers
+from cordwood.layout import message_logs as logs
 from cordwood.layout import message_maintenance as maintenance
 from cordwood.layout import message_nodes as nodes
 from cordwood.layout import message_rebuilding as rebuilding
@@ -24,28 +26,28 @@ from cordwood.layout.entry_run import is_run
 from cordwood.layout.ledger_metadata import read_ledger
 
 ANSWERS: Mapping[type, type] = {
-    m.AskDirectory: m.DirectoryReply,
+    logs.AskDirectory: logs.DirectoryReply,
     m.AskEpoch: m.EpochReply,
-    m.AskEpochs: m.EpochsReply,
-    m.AskConsumers: m.ConsumersReply,
+    logs.AskEpochs: logs.EpochsReply,
+    consumers.AskConsumers: consumers.ConsumersReply,
     m.AskNodesets: m.NodesetsReply,
     m.AskReleased: m.ReleasedReply,
     m.AskStatus: m.StatusReply,
     m.AskStreams: m.StreamsReply,
     m.AskTail: m.TailReply,
-    m.BeatConsumer: m.ConsumerReply,
+    consumers.BeatConsumer: consumers.ConsumerReply,
     m.Clean: m.DoneReply,
-    m.CreateLog: m.LogReply,
+    logs.CreateLog: logs.LogReply,
     rights.DeleteLog: m.DoneReply,
-    m.FindLog: m.LogReply,
-    m.JoinConsumer: m.ConsumerReply,
-    m.LeaveConsumer: m.ConsumerReply,
-    m.ListLogs: m.LogsReply,
+    logs.FindLog: logs.LogReply,
+    consumers.JoinConsumer: consumers.ConsumerReply,
+    consumers.LeaveConsumer: consumers.ConsumerReply,
+    logs.ListLogs: logs.LogsReply,
     m.Ping: m.DoneReply,
     rights.AskVersion: rights.VersionReply,
-    rights.RaiseToken: m.EpochsReply,
-    rights.RenameLog: m.LogReply,
-    m.SaveCursors: m.ConsumerReply,
+    rights.RaiseToken: logs.EpochsReply,
+    rights.RenameLog: logs.LogReply,
+    consumers.SaveCursors: consumers.ConsumerReply,
     m.Seal: m.SealReply,
     rights.SetAttributes: m.DoneReply,
     m.TellNodesets: m.DoneReply,
@@ -109,9 +111,9 @@ def check_answer(call: m.Call, reply: m.Reply) -> None:
     if type(reply) is not ANSWERS[type(call)]:
         raise Malformed(f"{type(call).__name__} was answered with {type(reply).__name__}")
     if isinstance(call, m.AskReleased) and isinstance(reply, m.ReleasedReply):
-        logs, answers = len(call.logs), len(reply.released)
-        if logs != answers:
-            raise Malformed(f"{logs} logs were answered with {answers} numbers")
+        asked, answers = len(call.logs), len(reply.released)
+        if asked != answers:
+            raise Malformed(f"{asked} logs were answered with {answers} numbers")
     if isinstance(call, ledgers.ReadEntries) and isinstance(reply, ledgers.EntriesReply):
         told = [each.entry for each in reply.entries]
         if not told or told != call.entries[: len(told)]:
@@ -132,12 +134,12 @@ def check_answer(call: m.Call, reply: m.Reply) -> None:
         call, ledgers.AskLedger | ledgers.CreateLedger | ledgers.SetLedger
     ):
         _check_ledger(call.ledger, reply)
-    if isinstance(reply, m.LogReply) and not all(each.nodes for each in reply.history):
+    if isinstance(reply, logs.LogReply) and not all(each.nodes for each in reply.history):
         raise Malformed(f"{reply.name} is said to have an epoch without nodes")
-    if isinstance(call, m.FindLog | m.CreateLog) and isinstance(reply, m.LogReply):
+    if isinstance(call, logs.FindLog | logs.CreateLog) and isinstance(reply, logs.LogReply):
         # For a look-up by number, take the answer's name: it may have changed since the caller
         # learnt it.
-        by_number = call.log if isinstance(call, m.FindLog) else None
+        by_number = call.log if isinstance(call, logs.FindLog) else None
         if by_number is not None and reply.log != by_number:
             raise Malformed(f"log {by_number} was asked for, and log {reply.log} came")
         if by_number is None and reply.name.strip("/") != call.name.strip("/"):

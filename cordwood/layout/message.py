@@ -32,6 +32,7 @@ from cordwood.layout.log_questions import (
     Trim,
     TrimReply,
 )
+from cordwood.layout.message_consumers import ConsumerCall, ConsumerReply, ConsumersReply
 from cordwood.layout.message_faults import AppendFault as AppendFault
 from cordwood.layout.message_faults import Fault as Fault
 from cordwood.layout.message_faults import to_error as to_error
@@ -41,11 +42,8 @@ from cordwood.layout.message_fields import (
     U62,
     AnyLsn,
     Attempt,
-    Location,
-    Mark,
     Name,
     Sentence,
-    Sequence,
 )
 from cordwood.layout.message_impact import AskFitness, AskImpact, FitnessReply, ImpactReply
 from cordwood.layout.message_ledgers import (
@@ -57,6 +55,18 @@ from cordwood.layout.message_ledgers import (
     LedgerReply,
     LedgersReply,
     RunReply,
+)
+from cordwood.layout.message_logs import (
+    AskDirectory,
+    AskEpochs,
+    CreateLog,
+    DirectoryReply,
+    EpochNodes,
+    EpochsReply,
+    FindLog,
+    ListLogs,
+    LogReply,
+    LogsReply,
 )
 from cordwood.layout.message_maintenance import MaintenanceCall, MaintenanceReply
 from cordwood.layout.message_nodes import (
@@ -83,67 +93,11 @@ from cordwood.layout.message_staging import (
     StagingCall,
 )
 from cordwood.layout.scrub_state import ScrubState
-from cordwood.log_attributes import DEFAULTS, LogAttributes
-from cordwood.nodes import Replication
 
 Message = TypeVar("Message")
 
 ASK_LOGS_MAX = 10_000
 """Logs of one AskReleased: a frame of 90 KB, answered in a few milliseconds."""
-
-
-class EpochNodes(Struct, frozen=True):
-    """From epoch `since` on, these nodes may hold records, with this replication.
-
-    Attributes:
-        locations: of each node, as the epochs' copysets were chosen by; empty for none.
-    """
-
-    since: U32
-    nodes: list[U32]
-    copies: U32
-    racks: U32
-    wider: dict[str, U32] = {}
-    locations: list[Location] = []
-
-    def __post_init__(self) -> None:
-        if self.locations and len(self.locations) != len(self.nodes):
-            raise ValueError("a nodeset has another number of locations than of nodes")
-
-    @property
-    def replication(self) -> Replication:
-        """See `nodes.Replication.across`, which may raise BadSetting."""
-        return Replication.across({**self.wider, "node": self.copies, "rack": self.racks})
-
-
-class LogReply(Struct, frozen=True, tag="log"):
-    """A log and where its records may be.
-
-    Attributes:
-        history: nodesets by epoch, oldest first.
-        members: the cluster's nodes, as far as the answering node knows.
-        epoch: the last epoch handed out: up to it the history is complete.
-        own: attributes that were set on the log itself.
-        attributes: all of them, as set or inherited.
-    """
-
-    log: U62
-    name: Name
-    copies: U32
-    racks: U32
-    created_us: int
-    history: list[EpochNodes]
-    members: list[MemberInfo]
-    epoch: U32 = 0
-    own: LogAttributes = LogAttributes()
-    attributes: LogAttributes = DEFAULTS
-    wider: dict[str, U32] = {}
-
-
-class LogsReply(Struct, frozen=True, tag="logs"):
-    """Logs by name; histories and members are left empty."""
-
-    logs: list[LogReply]
 
 
 class LogState(Struct, frozen=True):
@@ -234,69 +188,6 @@ class SealReply(Struct, frozen=True, tag="sealed"):
 
 class DoneReply(Struct, frozen=True, tag="done"):
     """Nothing more to say."""
-
-
-class FindLog(Struct, frozen=True, tag="find_log"):
-    """Look a log up by name, or by its number `log`; `create` makes it where that is allowed."""
-
-    name: Name
-    create: bool
-    log: U62 | None = None
-
-
-class CreateLog(Struct, frozen=True, tag="create_log"):
-    """Create a log; 0 copies means the inherited number.
-
-    Attributes:
-        mark: of this call alone, so that a second try knows the log that the first one made; ""
-            for none.
-    """
-
-    name: Name
-    copies: U32
-    racks: U32
-    attributes: LogAttributes = LogAttributes()
-    mark: Mark = ""
-
-
-class AskDirectory(Struct, frozen=True, tag="ask_directory"):
-    """The attributes of a directory."""
-
-    path: Name
-
-
-class DirectoryReply(Struct, frozen=True, tag="directory"):
-    """A directory: its own attributes, and those that logs below it inherit."""
-
-    path: Name
-    own: LogAttributes
-    attributes: LogAttributes
-
-
-class AskEpochs(Struct, frozen=True, tag="ask_epochs"):
-    """The epoch store's entry of a log."""
-
-    name: Name
-
-
-class EpochsReply(Struct, frozen=True, tag="epochs"):
-    """A log's epochs; see `metadata.epoch_store.EpochRecord`."""
-
-    log: U62
-    next_epoch: int
-    clean_epoch: U32
-    clean_tail: AnyLsn
-    owner: U32
-    owner_before: U32
-    history: list[EpochNodes]
-    token: AnyLsn = 0
-    holder: Name = ""
-
-
-class ListLogs(Struct, frozen=True, tag="list_logs"):
-    """All logs below a path."""
-
-    prefix: Name
 
 
 class AskStatus(Struct, frozen=True, tag="ask_status"):
@@ -400,34 +291,6 @@ class NodesetsReply(Struct, frozen=True, tag="nodesets"):
     members: list[MemberInfo]
 
 
-class ConsumerReply(Struct, frozen=True, tag="group"):
-    """A consumer; see `protocol.consumer_group.Group`.
-
-    Attributes:
-        members: by name, the logs that each is willing to read.
-        owners: by log, the member that reads it.
-        positions: by log, the first LSN not dealt with.
-        since: by log, the generation since which its owner reads it.
-        successors: by log, the member that waits for its owner to let go of it.
-        resets: by log, how often its position was reset.
-    """
-
-    consumer: Name
-    generation: int
-    members: dict[Name, list[Name]]
-    owners: dict[Name, Name]
-    positions: dict[Name, AnyLsn]
-    since: dict[Name, int] = {}
-    successors: dict[Name, Name] = msgspec.field(default_factory=dict, name="heirs")
-    resets: dict[Name, Sequence] = {}
-
-
-class ConsumersReply(Struct, frozen=True, tag="groups"):
-    """Consumers by name."""
-
-    groups: list[ConsumerReply]
-
-
 class StreamState(Struct, frozen=True):
     """One read stream at one node, for people.
 
@@ -457,60 +320,6 @@ class StreamsReply(Struct, frozen=True, tag="streams"):
 
     streams: list[StreamState]
 
-
-class AskConsumers(Struct, frozen=True, tag="ask_groups"):
-    """The consumer of this name, or "" for all."""
-
-    consumer: Name
-
-
-class JoinConsumer(Struct, frozen=True, tag="join_group"):
-    """A member starts to read; `ttl_ms` without a beat and it counts as gone.
-
-    Attributes:
-        known: the consumer's generation when the member looked. If a member of this name joined
-            since then, nothing is done. None for a member that did not look.
-    """
-
-    consumer: Name
-    member: Name
-    logs: list[Name]
-    ttl_ms: U32
-    known: int | None = None
-
-
-class BeatConsumer(Struct, frozen=True, tag="beat_group"):
-    """A member is there, and knows of this generation."""
-
-    consumer: Name
-    member: Name
-    generation: int
-    ttl_ms: U32
-
-
-class LeaveConsumer(Struct, frozen=True, tag="leave_group"):
-    """A member stops reading, and knows of this generation."""
-
-    consumer: Name
-    member: Name
-    generation: int
-
-
-class SaveCursors(Struct, frozen=True, tag="save_cursors"):
-    """Move a consumer's positions, and let go of logs; see `protocol.consumer_group.save`."""
-
-    consumer: Name
-    member: Name
-    generation: int
-    positions: dict[Name, AnyLsn]
-    expected: dict[Name, AnyLsn]
-    reset: bool
-    let_go: list[Name] = []
-    resets: dict[Name, Sequence] = {}
-    mark: Mark = ""
-
-
-ConsumerCall = AskConsumers | JoinConsumer | BeatConsumer | LeaveConsumer | SaveCursors
 
 Call = (
     AskMembers | FindLog | CreateLog | ListLogs | AskStatus | AskTail | AskEpoch | Ping

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 import msgspec
 
 from cordwood.errors import Malformed
-from cordwood.layout.message import EpochNodes
+from cordwood.layout.message_logs import EpochNodes
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(list[EpochNodes])

@@ -24,7 +24,7 @@ import msgspec
 
 from cordwood.errors import BadSetting, Fenced, Malformed, Rejected, TokenFenced, UnknownLog
 from cordwood.layout.json_text import read_json
-from cordwood.layout.message import EpochNodes
+from cordwood.layout.message_logs import EpochNodes
 from cordwood.log_attributes import NODESET_NODES_MAX
 from cordwood.lsn import EPOCH_MAX, LSN_MAX, format_lsn
 from cordwood.metadata.change import Decide, Known, change_repeatably

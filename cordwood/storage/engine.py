@@ -57,7 +57,8 @@ from cordwood.layout.engine_record import (
 )
 from cordwood.layout.ledger_records import LedgerChanges, LedgerEntries
 from cordwood.layout.logs_db import LogState
-from cordwood.layout.message import EpochNodes, SealReply
+from cordwood.layout.message import SealReply
+from cordwood.layout.message_logs import EpochNodes
 from cordwood.layout.nodesets import pack_nodesets, read_nodesets, untrimmed
 from cordwood.layout.produced import pack_produced, read_produced
 from cordwood.layout.staged import PinRecord, PlaceRecord, StageRecord, UnstageRecord

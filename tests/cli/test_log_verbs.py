@@ -10,7 +10,7 @@ from verbs_at_hand import run_verb
 
 import cordwood
 from cordwood.cli.epochs import epoch_rows
-from cordwood.layout.message import EpochNodes, EpochsReply
+from cordwood.layout.message_logs import EpochNodes, EpochsReply
 from cordwood.lsn import make_lsn
 
 

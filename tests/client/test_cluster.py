@@ -21,7 +21,8 @@ from cordwood.errors import (
     UnknownLog,
     Unreachable,
 )
-from cordwood.layout.message import AskStatus, EpochNodes
+from cordwood.layout.message import AskStatus
+from cordwood.layout.message_logs import EpochNodes
 from cordwood.nodes import NodeId, Replication
 from cordwood.settings import ClientSettings
 from cordwood.sim.host import Simulation

@@ -28,15 +28,13 @@ from cordwood.layout.message import (
     AskTail,
     Call,
     DoneReply,
-    EpochNodes,
-    FindLog,
-    LogReply,
     Ping,
     Reply,
     TailReply,
     pack,
     read_call,
 )
+from cordwood.layout.message_logs import EpochNodes, FindLog, LogReply
 from cordwood.layout.message_nodes import AskMembers, MemberInfo, MembersReply
 from cordwood.layout.reading import ReadStatus, pack_reading, read_read
 from cordwood.layout.waves import pack_pairs

@@ -7,16 +7,7 @@ import pytest
 from cordwood.errors import Malformed
 from cordwood.layout.answers import check_answer
 from cordwood.layout.ledger_metadata import pack_ledger
-from cordwood.layout.message import (
-    AskReleased,
-    DoneReply,
-    EpochNodes,
-    FindLog,
-    LogReply,
-    Ping,
-    ReleasedReply,
-    TailReply,
-)
+from cordwood.layout.message import AskReleased, DoneReply, Ping, ReleasedReply, TailReply
 from cordwood.layout.message_ledgers import (
     AskAutorecovery,
     AskLedger,
@@ -28,6 +19,7 @@ from cordwood.layout.message_ledgers import (
     ListLedgers,
     SetLedger,
 )
+from cordwood.layout.message_logs import EpochNodes, FindLog, LogReply
 from cordwood.ledger import Fragment, LedgerMetadata, Striping
 
 

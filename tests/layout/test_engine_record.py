@@ -25,7 +25,7 @@ from cordwood.layout.engine_record import (
     pack_trim,
     read_engine_record,
 )
-from cordwood.layout.message import EpochNodes
+from cordwood.layout.message_logs import EpochNodes
 from cordwood.layout.nodesets import pack_nodesets
 from cordwood.layout.produced import pack_produced
 from cordwood.layout.waves import store_head

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cordwood.errors import Malformed
-from cordwood.layout.message import EpochNodes
+from cordwood.layout.message_logs import EpochNodes
 from cordwood.layout.nodesets import pack_nodesets, read_nodesets, untrimmed
 from cordwood.lsn import make_lsn
 

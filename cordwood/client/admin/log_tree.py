@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from cordwood.client.cluster import Cluster, LogInfo, log_info
 from cordwood.errors import AccessDenied, Fenced, UnknownLog, Unreachable
-from cordwood.layout.message import (
+from cordwood.layout.message_logs import (
     AskDirectory,
     AskEpochs,
     CreateLog,

@@ -61,9 +61,7 @@ from cordwood.client.store import Store
 from cordwood.errors import Closed, CordwoodError, Unreachable
 from cordwood.host.at_end import at_end
 from cordwood.host.loop_thread import LoopThread
-from cordwood.layout.message import (
-    ConsumerReply,
-)
+from cordwood.layout.message_consumers import ConsumerReply
 from cordwood.lsn import Lsn
 from cordwood.nodes import NodeId
 from cordwood.settings import ClientSettings

@@ -28,7 +28,8 @@ from cordwood.errors import (
     UnknownLog,
 )
 from cordwood.layout.log_names import normalise_directory, normalise_name
-from cordwood.layout.message import AskNodesets, Call, FindLog, LogReply, NodesetsReply, Reply
+from cordwood.layout.message import AskNodesets, Call, NodesetsReply, Reply
+from cordwood.layout.message_logs import FindLog, LogReply
 from cordwood.layout.message_nodes import MemberInfo
 from cordwood.lsn import Epoch
 from cordwood.wire.peers import Peers

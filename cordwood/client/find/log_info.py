@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from cordwood.layout.message import EpochNodes, LogReply
+from cordwood.layout.message_logs import EpochNodes, LogReply
 from cordwood.log_attributes import DEFAULTS, LogAttributes
 from cordwood.lsn import Epoch, LogId
 from cordwood.nodes import NodeId, Replication

@@ -18,7 +18,7 @@ from cordwood.client.find.ask_released import ReleasedAsker
 from cordwood.client.find.ask_tail import ask_tail
 from cordwood.client.find.log_info import AnyLog, LogInfo, log_info
 from cordwood.errors import UnknownLog
-from cordwood.layout.message import ListLogs, LogsReply
+from cordwood.layout.message_logs import ListLogs, LogsReply
 from cordwood.log_attributes import LogAttributes
 from cordwood.lsn import Lsn
 from cordwood.settings import ClientSettings

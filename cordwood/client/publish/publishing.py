@@ -47,7 +47,8 @@ from cordwood.errors import (
     UnknownProducer,
 )
 from cordwood.layout.append_group import GroupPart
-from cordwood.layout.message import Call, ListLogs, LogsReply, Reply
+from cordwood.layout.message import Call, Reply
+from cordwood.layout.message_logs import ListLogs, LogsReply
 from cordwood.layout.message_staging import (
     STAGES_MAX,
     AskPublication,

@@ -29,14 +29,14 @@ from cordwood.client.read.consumer_logs import Ask
 from cordwood.client.read.hand import ReadResult
 from cordwood.client.read.reader import Reader
 from cordwood.errors import Closed, CordwoodError, Fenced, Rejected, Retryable, UnknownLog
-from cordwood.layout.message import (
+from cordwood.layout.message import Reply
+from cordwood.layout.message_consumers import (
     AskConsumers,
     BeatConsumer,
     ConsumerReply,
     ConsumersReply,
     JoinConsumer,
     LeaveConsumer,
-    Reply,
     SaveCursors,
 )
 from cordwood.lsn import OLDEST, Lsn

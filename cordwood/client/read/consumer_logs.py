@@ -18,7 +18,8 @@ from msgspec.structs import replace
 from cordwood.client.admin.position_calls import Position, Start
 from cordwood.client.find.log_info import AnyLog, LogInfo
 from cordwood.client.read.read_stream import ReadStream
-from cordwood.layout.message import Call, ConsumerReply, JoinConsumer, Reply, SaveCursors
+from cordwood.layout.message import Call, Reply
+from cordwood.layout.message_consumers import ConsumerReply, JoinConsumer, SaveCursors
 
 Value = TypeVar("Value")
 

@@ -17,7 +17,12 @@ from msgspec.structs import replace
 from cordwood.client.find.log_info import AnyLog, LogInfo
 from cordwood.client.read.consumer_logs import Ask, named
 from cordwood.errors import CordwoodError, Fenced, Retryable
-from cordwood.layout.message import AskConsumers, ConsumerReply, ConsumersReply, SaveCursors
+from cordwood.layout.message_consumers import (
+    AskConsumers,
+    ConsumerReply,
+    ConsumersReply,
+    SaveCursors,
+)
 from cordwood.lsn import ESN_MAX, OLDEST, Lsn, format_lsn
 
 RESETS_MAX = 16

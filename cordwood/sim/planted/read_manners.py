@@ -28,7 +28,8 @@ from cordwood.client.read.read_stream import ReadStream
 from cordwood.client.read.reader import Reader
 from cordwood.client.read.shared_tail import SharedTail, SubscriberQueue, Taken
 from cordwood.layout.key_bits import key_bits
-from cordwood.layout.message import AskReleased, EpochNodes, ReleasedReply
+from cordwood.layout.message import AskReleased, ReleasedReply
+from cordwood.layout.message_logs import EpochNodes
 from cordwood.layout.reading import NodeGap
 from cordwood.layout.waves import StoredBlock
 from cordwood.lsn import LSN_MAX

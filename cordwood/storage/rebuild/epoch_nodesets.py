@@ -14,7 +14,8 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from cordwood.errors import CordwoodError
-from cordwood.layout.message import AskNodesets, EpochNodes, NodesetsReply
+from cordwood.layout.message import AskNodesets, NodesetsReply
+from cordwood.layout.message_logs import EpochNodes
 from cordwood.metadata.epoch_store import EpochRecord
 from cordwood.nodes import Member, NodeId, Nodeset, Replication
 from cordwood.storage.engine import StorageEngine

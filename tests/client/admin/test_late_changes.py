@@ -11,7 +11,9 @@ from scenarios import as_scenario
 
 from cordwood.client.store import Store
 from cordwood.errors import Fenced, LogExists, UnknownLog
-from cordwood.layout.message import AskConsumers, Call, JoinConsumer, LogReply, Reply
+from cordwood.layout.message import Call, Reply
+from cordwood.layout.message_consumers import AskConsumers, JoinConsumer
+from cordwood.layout.message_logs import LogReply
 from cordwood.layout.message_rights import DeleteLog, RaiseToken, RenameLog, SetAttributes
 from cordwood.log_attributes import LogAttributes
 from cordwood.sim.planted import find_bug, planted

@@ -18,7 +18,7 @@ from cordwood.client.find.log_finding import CHECK_NAME_S
 from cordwood.client.read.consumer import Consumer
 from cordwood.client.store import Store
 from cordwood.errors import Rejected, UnknownLog
-from cordwood.layout.message import JoinConsumer, SaveCursors
+from cordwood.layout.message_consumers import JoinConsumer, SaveCursors
 from cordwood.metadata.log_tree import LogTree
 
 BOUND_S = REFRESH_S + 1

@@ -18,7 +18,8 @@ from cordwood.client.read.cursors import Lag
 from cordwood.client.read.read_stream import ReadStream
 from cordwood.client.store import Store
 from cordwood.errors import BadSetting, Closed, Fenced, Rejected, UnknownLog, Unreachable
-from cordwood.layout.message import Call, JoinConsumer, LeaveConsumer, Reply, SaveCursors
+from cordwood.layout.message import Call, Reply
+from cordwood.layout.message_consumers import JoinConsumer, LeaveConsumer, SaveCursors
 from cordwood.lsn import make_lsn
 from cordwood.sim.planted import find_bug, planted
 

@@ -10,7 +10,12 @@ from scenarios import as_scenario
 
 from cordwood.admin.consumer_calls import FORGOTTEN_MAX
 from cordwood.errors import BadSetting
-from cordwood.layout.message import AskConsumers, ConsumersReply, JoinConsumer, SaveCursors
+from cordwood.layout.message_consumers import (
+    AskConsumers,
+    ConsumersReply,
+    JoinConsumer,
+    SaveCursors,
+)
 from cordwood.lsn import make_lsn
 from cordwood.metadata.consumers import LOGS_MAX
 from cordwood.sim.planted import find_bug, planted

@@ -12,7 +12,8 @@ from scenarios import as_scenario
 from cordwood.client.read.consumer import BEATS, MEMBER_TTL_S, Consumer
 from cordwood.client.store import Store
 from cordwood.errors import Fenced, Unreachable
-from cordwood.layout.message import Call, Reply, SaveCursors
+from cordwood.layout.message import Call, Reply
+from cordwood.layout.message_consumers import SaveCursors
 from cordwood.lsn import make_lsn
 from cordwood.protocol.consumer_group import LEASE_US_MAX
 from cordwood.sim.planted import find_bug, planted
