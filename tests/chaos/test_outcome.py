@@ -62,7 +62,7 @@ def test_an_acknowledged_record_that_nobody_read_is_told(lsn: int) -> None:
     assert outcome.lost == ((1, lsn),)
     problems = "\n".join(outcome.problems())
     assert "S2" in problems
-    assert "1 acknowledged records were read by nobody" in problems
+    assert "1 acknowledged records reached no reader" in problems
 
 
 def test_a_record_that_was_acknowledged_twice_is_told() -> None:

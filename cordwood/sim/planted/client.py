@@ -15,9 +15,10 @@ from cordwood.admin import consumer_calls
 from cordwood.block import Gap
 from cordwood.client.admin import positions
 from cordwood.client.admin.positions import Positions
+from cordwood.client.append.appends import Appends
 from cordwood.client.append.line import LetIn
 from cordwood.client.append.log_appends import LogAppends
-from cordwood.client.append.producer import Producer, ProducerCall
+from cordwood.client.append.producer import Producer, ProducerCall, ProducerPlace
 from cordwood.client.cluster import Cluster, LogInfo
 from cordwood.client.read.consumer import Consumer
 from cordwood.client.read.cursors import Cursors
@@ -34,7 +35,7 @@ from cordwood.nodes import NodeId
 from cordwood.protocol import consumer_group
 from cordwood.protocol.consumer_group import Group, save
 from cordwood.sim.planted import appending_scenarios, reading_scenarios, scenarios
-from cordwood.sim.planted.bug import PlantedBug, at, together, value
+from cordwood.sim.planted.bug import PlantedBug, at, notes_of, together, value
 from cordwood.wire import connection, peers
 from cordwood.wire import server as wire_server
 from cordwood.wire.connection import Connection
@@ -192,6 +193,19 @@ def _no_sum(data: Any, value: int = 0, gil_release_mode: int = 0) -> int:
     return 0
 
 
+def _lane_of_each(
+    right: Any, self: Appends, log: int, producer: Producer | None = None
+) -> LogAppends:
+    if producer is None:
+        return right(self, log)
+    # A lane stands below a place of its own, for each producer.
+    own = notes_of(self).setdefault("places", {}).setdefault((log, producer), ProducerPlace())
+    if (log, own) not in self._logs:
+        right(self, log, producer)
+        self._logs[log, own] = self._logs.pop((log, producer.place(log)))
+    return self._logs[log, own]
+
+
 BUGS = (
     PlantedBug("unknown-resent", "a client sends records again although they may be stored",
                at(LogAppends.on_down).around(_unknown_resent), scenario=scenarios.RECOVERIES),
@@ -212,6 +226,10 @@ BUGS = (
                at(Producer.again).around(_places_copied), scenario=appending_scenarios.AGAIN),
     PlantedBug("again-begins-anew", "Producer.again begins a higher epoch",
                at(Producer.again).around(_epoch_above), scenario=appending_scenarios.AGAIN),
+    PlantedBug("lineage-apart",
+               "calls of two producers that share a place in a log do not wait for one another",
+               at(Appends.log).around(_lane_of_each),
+               scene="tests/client/append/test_producers_cluster.py"),
     PlantedBug("key-behind-keyless", "find_key stops at a record without a key",
                at(positions.first_keyed).around(_found_beside), scenario=scenarios.KEYS_SOUGHT),
     PlantedBug("key-off-by-one", "find_key treats the key's own records as records of a lower key",
