@@ -6,7 +6,7 @@ Source: docs/protocol/event-log.md; docs/sources/logdevice.md 2.9.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Any
 
 from msgspec.structs import replace
@@ -15,9 +15,9 @@ from cordwood.admin import replicated_events
 from cordwood.admin.replicated_events import ReplicatedEventLog
 from cordwood.client.store import Store
 from cordwood.errors import OutcomeUnknown
-from cordwood.layout.rebuild_events import Base
+from cordwood.layout.rebuild_events import Base, read_record
 from cordwood.lsn import EVENT_LOG
-from cordwood.metadata.event_log import StoredEventLog
+from cordwood.metadata.event_log import EventLog, StoredEventLog
 from cordwood.nodes import Member, NodeId
 from cordwood.protocol import event_log_restating
 from cordwood.protocol.event_log import apply
@@ -26,6 +26,7 @@ from cordwood.rebuilding import RebuildEvent, RebuildingSet, Restated
 from cordwood.sim.planted.bug import PlantedBug, at
 from cordwood.sim.planted.rebuilding_scenarios import EVENTS_LOST, EVENTS_REPLICATED
 from cordwood.storage.rebuild import donor
+from cordwood.storage.rebuild.admission import Admission
 from cordwood.storage.rebuild.epoch_nodesets import heard_nodesets
 from cordwood.wire.peers import Peers
 
@@ -38,6 +39,15 @@ async def _appended_anywhere(
     except OutcomeUnknown:
         await asyncio.sleep(replicated_events.RACED_S)
         return None
+
+
+async def _restated_anywhere(
+    right: Any, self: ReplicatedEventLog, store: Store, follower: EventFollower, value: bytes
+) -> int | None:
+    if isinstance(read_record(value), Restated):
+        return int(await store.append(EVENT_LOG, value))
+    found: int | None = await right(self, store, follower, value)
+    return found
 
 
 def _snapshot_passed(self: EventFollower, lsn: int, found: RebuildingSet) -> Taken:
@@ -85,6 +95,28 @@ async def _kept_beyond_the_fence(
     return Base(base.set)
 
 
+class _NeverKept:
+    """Adds events, and leaves the base as it is."""
+
+    def __init__(self, events: EventLog) -> None:
+        self.say = events.say
+
+    async def keep(self) -> None:
+        return
+
+
+async def _admitted_unkept(
+    right: Any, self: Admission, seal: Callable[[], Awaitable[None]]
+) -> None:
+    events = self._events
+    unkept: Any = _NeverKept(events)
+    self._events = unkept
+    try:
+        await right(self, seal)
+    finally:
+        self._events = events
+
+
 BUGS = (
     PlantedBug("event-tail-unchecked", "what is said of a node is appended wherever the event log "
                "ends by now: a word that arrives late counts once more",
@@ -111,6 +143,14 @@ BUGS = (
                "restated",
                at(StoredEventLog.note_base).around(_kept_beyond_the_fence),
                scene="tests/storage/test_event_log_cluster.py"),
+    PlantedBug("restated-anywhere", "the furthest set is appended wherever the event log ends by "
+               "now: an event that came meanwhile, and counts, is forgotten",
+               at(ReplicatedEventLog._append).around(_restated_anywhere),
+               scene="tests/storage/test_event_log_counts.py"),
+    PlantedBug("admitted-unkept", "a node that begins anew counts before the base has its word: by "
+               "the base it is still empty",
+               at(Admission.complete).around(_admitted_unkept),
+               scene="tests/storage/test_event_log_counts.py"),
     PlantedBug("nodesets-unheard", "a donor asks the metadata store alone for a nodeset that it was "
                "not told: it gives nothing while the store is away",
                at(heard_nodesets, within=donor).instead(_nothing_heard),

@@ -129,6 +129,16 @@ def _told_is_forgotten(right: Any, self: StorageEngine, offset: int, body: memor
         held.nodesets = (0, b"")
 
 
+async def _learnt_only_in_use(self: ReadRights) -> None:
+    changes = self._changes
+    logs = dict.fromkeys(self.in_use())
+    await self._learn([*logs])
+    self._seen = changes
+    self._digests = {log: each for log, each in self._digests.items() if log in logs}
+    for log in logs:
+        self.on_known(log)
+
+
 def _unknown_is_free(right: Any, self: ReadRights, log: int, token: str) -> Any:
     return right(self, log, token) is not False
 
@@ -280,6 +290,10 @@ BUGS = (
     PlantedBug("left-is-over", "the remaining items of a loop that was left are dropped by the "
                                "next read",
                at(Reader.portion).around(_left_is_over), scenario=scenarios.CONSUMERS),
+    PlantedBug("idle-rights-forgotten", "a node forgets what logs without readers ask of their "
+               "readers: a read that begins in an outage of the metadata store waits for its end",
+               at(ReadRights._learn_again).instead(_learnt_only_in_use),
+               scene="tests/client/read/test_read_rights.py"),
     PlantedBug("rights-unchecked", "a node lets every reader in until it has looked the log's "
                                    "read token up",
                at(ReadRights.may_read).around(_unknown_is_free),

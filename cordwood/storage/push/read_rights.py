@@ -2,9 +2,10 @@
 
 A log may ask for a token (`read_token`). The tree keeps the token's `token_digest`, and a reader
 sends the token itself. This node learns a log's digest when the log is first read. When the tree
-changes, it learns the digests of all logs in use again, within a second if the metadata store
-answers. Until a digest is known, no block is sent. While the metadata store does not answer, a node
-uses its present digests: a reader with a withdrawn token can continue that long.
+changes, it learns all known digests again, within a second if the metadata store answers. Until a
+digest is known, no block is sent. While the metadata store does not answer, a node uses its present
+digests: a reader with a withdrawn token can continue that long. So a node forgets no digest only
+because nobody reads the log just now: a read that begins in an outage would wait for the store.
 
 It guards a log from clients that keep to the protocol. Nodes read each other without a token
 (recovery, scrubbing, rebuilding), and a caller does not have to prove that it is a node yet. Nor is
@@ -18,7 +19,7 @@ from __future__ import annotations
 import asyncio
 import hmac
 import logging
-from collections.abc import Callable, Container, Iterable
+from collections.abc import Callable, Container, Iterable, Sequence
 
 from cordwood.errors import AccessDenied, CordwoodError, Retryable
 from cordwood.log_attributes import token_digest
@@ -122,39 +123,51 @@ class ReadRights:
                 self.on_known(log)
 
     async def _learn_again(self) -> None:
-        """Learn the digests of all logs in use; other logs are learnt at their next read."""
+        """Learn the digests of all logs in use, and all other known digests.
+
+        Forgotten are those of logs that nobody uses and no listing shows: their next read learns
+        them. A read of each deleted log at each change would be many reads in the end.
+        """
         changes = self._changes
         logs = dict.fromkeys(self.in_use())
-        await self._learn([*logs])
+        idle = [log for log in self._digests if log not in logs]
+        learnt = await self._learn([*logs], idle)
         self._seen = changes
-        self._digests = {log: each for log, each in self._digests.items() if log in logs}
+        self._digests = {log: each for log, each in self._digests.items() if log in learnt}
         for log in logs:
             self.on_known(log)
 
-    async def _learn(self, logs: list[int]) -> None:
+    async def _learn(self, logs: list[int], idle: Sequence[int] = ()) -> Container[int]:
         """Learn the digests of these logs, never older than the newest known change.
 
         A deleted log keeps its digest, because its records stay for some time.
 
+        Args:
+            idle: these too, but a listing need not show them.
+        Returns:
+            the logs that were learnt.
         Raises:
             Retryable: the metadata store does not answer.
             Malformed: its answer cannot be read.
         """
-        if self.unsure and logs:
+        if self.unsure and (logs or idle):
             raise Retryable("this node does not know yet whether its data is what the cluster has")
-        while logs:
+        while logs or idle:
             changes = self._changes
             found: dict[int, str] = {}
-            if len(logs) >= LIST_FROM:
+            wanted = [*logs, *idle]
+            if len(wanted) >= LIST_FROM:
                 listed = await self._tree.list()
                 found = {int(info.log_id): info.attributes.read_token or "" for info in listed}
-            for log in logs:
+                wanted = [*logs, *(log for log in idle if log in found)]
+            for log in wanted:
                 if log not in found:
                     info = await self._tree.described(LogId(log))
                     # A number that was never given to a log has no records, so it needs no token.
                     found[log] = (info.attributes.read_token or "") if info is not None else ""
             if changes == self._changes:
-                if len(self._digests) + len(logs) > LOGS_MAX:
+                if len(self._digests.keys() | {*wanted}) > LOGS_MAX:
                     self._digests.clear()
-                self._digests.update((log, found[log]) for log in logs)
-                return
+                self._digests.update((log, found[log]) for log in wanted)
+                return {*wanted}
+        return ()

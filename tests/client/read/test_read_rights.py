@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from contextlib import nullcontext
 
 import pytest
 from cluster_at_hand import ClusterAtHand, read_all, simulate
@@ -19,7 +20,9 @@ from cordwood.log_attributes import TOKEN_BYTES_MAX, LogAttributes, parse_attrib
 from cordwood.lsn import LSN_MAX, Lsn, make_lsn
 from cordwood.metadata.memory import MemoryMetadata
 from cordwood.nodes import NodeId
+from cordwood.sequencer.log_watch import WATCH_S
 from cordwood.settings import ClientSettings
+from cordwood.sim.planted import find_bug, planted
 from cordwood.storage.push.read_rights import LIST_FROM, ReadRights
 
 SECRET = "a secret"
@@ -143,9 +146,9 @@ class TestReading:
                 node._rights._digests.clear()
             learn, may = ReadRights._learn, asyncio.Event()
 
-            async def later(self, logs):
+            async def later(self, logs, idle=()):
                 await may.wait()
-                await learn(self, logs)
+                return await learn(self, logs, idle)
 
             for node in cluster.running.values():
                 node._rights._learn = later.__get__(node._rights)
@@ -324,6 +327,47 @@ class TestLearning:
                 assert gets <= 4 * len(cluster.running)
                 assert (await last_of(streams[0])).kind is GapKind.ACCESS
                 for node in cluster.running.values():
-                    assert len(node._rights._digests) == count - 1
+                    assert len(node._rights._digests) == count, "also of the log without readers"
 
         simulate(scenario)
+
+    @pytest.mark.parametrize("is_planted", [False, True])
+    def test_a_read_begins_in_an_outage_of_the_store_although_nobody_read_the_log_just_before(
+        self, is_planted: bool
+    ) -> None:
+        """Nodes learn the rights anew each minute. They forgot those of logs without readers, and
+        the next read waited until the metadata store was back."""
+
+        async def scenario(cluster: ClusterAtHand) -> None:
+            async with cluster.client(read_tokens=(SECRET,)) as store:
+                await store.create_log("log", attributes=guarded())
+                await fill(store)
+                assert len(values(await read_all(store, "log"))) == 3
+                await asyncio.sleep(2 * WATCH_S)
+                cluster.metadata.is_out = True
+                stream = await store.read("log", ALL + 1, None)
+                with pytest.raises(TimeoutError) if is_planted else nullcontext():
+                    assert len(await until_read(stream, 3)) == 3
+                cluster.metadata.is_out = False
+                if is_planted:
+                    assert len(await until_read(stream, 3)) == 3
+            for node in cluster.running.values():
+                assert node._rights.may_read(1, OTHER) is False
+
+        with planted(find_bug("idle-rights-forgotten")) if is_planted else nullcontext():
+            simulate(scenario)
+
+    @as_scenario(simulate)
+    async def test_few_deleted_logs_that_nobody_reads_are_remembered(
+        self, cluster: ClusterAtHand
+    ) -> None:
+        count = 2 * LIST_FROM
+        async with cluster.client() as store:
+            for number in range(count):
+                await store.append(f"log-{number}", b"x")
+                assert len(await read_all(store, f"log-{number}"))
+            for number in range(1, count):
+                await store.log_tree.delete(f"log-{number}")
+            await asyncio.sleep(3)
+        for node in cluster.running.values():
+            assert len(node._rights._digests) < LIST_FROM
