@@ -58,5 +58,6 @@ def test_a_record_whose_other_holder_lost_it_is_kept(
             return [item.value for item in items if isinstance(item, Record)]
 
     with planted(find_bug("damaged-seal-counts")) if is_planted else nullcontext():
-        found = simulate(scenario, nodes=3, copies=2)
+        # Node `rotten` loses the writes of these two logs, and no seal or record of the event log.
+        found = simulate(scenario, nodes=3, copies=2, replicated_events=False)
     assert found == ([b"0", b"1", b"3"] if is_planted else [b"0", b"1", b"2", b"3"])

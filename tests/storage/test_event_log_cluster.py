@@ -64,7 +64,7 @@ async def base_of(cluster: ClusterAtHand) -> RebuildingSet | None:
 # Moving.
 
 
-@as_scenario(simulate, nodes=6)
+@as_scenario(simulate, nodes=6, replicated_events=False)
 async def test_events_move_into_the_log_once_and_go_on_from_what_was_said(
     cluster: ClusterAtHand,
 ) -> None:

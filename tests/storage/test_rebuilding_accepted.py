@@ -24,6 +24,9 @@ from cordwood.storage.repair.wal_healing import WalHealing
 UNFLUSHED = StorageSettings(flush_age_s=3000.0)
 """So that there are records in the WAL that nothing else has."""
 
+# The seeds are chosen for what the WAL has. With the event log's records there, seed 1 hits no
+# block.
+
 Block = tuple[int, int]
 
 
@@ -94,7 +97,7 @@ def test_blocks_that_a_node_lost_get_their_copies_with_the_next_loss(
         found = await copies(cluster)
         assert [place for place in hurt if len(found[place]) < 3] == []
 
-    simulate(scenario, nodes=5, storage=UNFLUSHED, seed=seed)
+    simulate(scenario, nodes=5, storage=UNFLUSHED, seed=seed, replicated_events=False)
 
 
 def test_no_record_is_lost_by_losses_one_after_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -118,4 +121,4 @@ def test_no_record_is_lost_by_losses_one_after_the_other(monkeypatch: pytest.Mon
                 wanted = [b"%d/%d" % (log, number) for number in [*range(25), 0, 1]]
                 assert await values(store, f"log-{log}") == wanted
 
-    simulate(scenario, nodes=5, storage=UNFLUSHED)
+    simulate(scenario, nodes=5, storage=UNFLUSHED, replicated_events=False)
