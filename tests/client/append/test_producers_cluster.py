@@ -66,9 +66,7 @@ def test_what_a_killed_sequencer_left_open_is_stored_once_and_in_order(seed):
     played(scenario, seed)
 
 
-@as_scenario(simulate, nodes=5)
-async def test_producers_of_one_lineage_keep_the_order_of_calls_to_a_log(cluster) -> None:
-    """Seed 62000417: each had a lane of its own, and a group passed a record that was gathered."""
+async def _lineage_in_order(cluster) -> None:
     async with cluster.client(timeout_s=20) as store:
         await store.append("log", b"0", producer=(old := Producer(7)))
         other = await store.create_log("other")
@@ -78,6 +76,16 @@ async def test_producers_of_one_lineage_keep_the_order_of_calls_to_a_log(cluster
         behind = await store.append_many("log", [b"2", b"3"], producer=new, atomic=True)
         assert await before < behind[0]
         assert await values(store) == [b"0", b"1", b"2", b"3"]
+
+
+@pytest.mark.parametrize("is_planted", [False, True])
+def test_producers_of_one_lineage_keep_the_order_of_calls_to_a_log(is_planted) -> None:
+    """Seed 62000417: each had a lane of its own, and a group passed a record that was gathered."""
+    if not is_planted:
+        simulate(_lineage_in_order, nodes=5)
+        return
+    with planted(find_bug("lineage-apart")), pytest.raises((AssertionError, OutOfSequence)):
+        simulate(_lineage_in_order, nodes=5)
 
 
 @as_scenario(simulate, nodes=5)
