@@ -193,9 +193,7 @@ def _no_sum(data: Any, value: int = 0, gil_release_mode: int = 0) -> int:
     return 0
 
 
-def _lane_of_each(
-    right: Any, self: Appends, log: int, producer: Producer | None = None
-) -> LogAppends:
+def _lane_of_each(right: Any, self: Appends, log: int, producer: Producer | None = None) -> Any:
     if producer is None:
         return right(self, log)
     # A lane stands below a place of its own, for each producer.
