@@ -53,7 +53,8 @@ RETIRED = (
     Retired(
         _word("heirs?"),
         "successor",
-        ("cordwood/layout/message.py", "cordwood/metadata/consumers.py"),  # as it is stored
+        # As it is stored.
+        ("cordwood/layout/message_consumers.py", "cordwood/metadata/consumers.py"),
     ),
     Retired(_word("mandates?"), "eligibility"),
     Retired(_word("cargos?"), "contents of an in-flight run"),
