@@ -2,10 +2,11 @@
 
 A log may ask for a token (`read_token`). The tree keeps the token's `token_digest`, and a reader
 sends the token itself. This node learns a log's digest when the log is first read. When the tree
-changes, it learns all known digests again, within a second if the metadata store answers. Until a
-digest is known, no block is sent. While the metadata store does not answer, a node uses its present
-digests: a reader with a withdrawn token can continue that long. So a node forgets no digest only
-because nobody reads the log just now: a read that begins in an outage would wait for the store.
+changes, it learns the digests of all logs with readers again, within a second if the metadata store
+answers. Any other digest counts as old, and the next read of its log learns it again. Until a
+digest is known, no block is sent. While the metadata store does not answer, a node uses the digests
+that it has, old digests too: a reader with a withdrawn token can continue that long. Without the
+old digests, a read that begins in an outage would wait for the store.
 
 It guards a log from clients that keep to the protocol. Nodes read each other without a token
 (recovery, scrubbing, rebuilding), and a caller does not have to prove that it is a node yet. Nor is
@@ -19,7 +20,7 @@ from __future__ import annotations
 import asyncio
 import hmac
 import logging
-from collections.abc import Callable, Container, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable
 
 from cordwood.errors import AccessDenied, CordwoodError, Retryable
 from cordwood.log_attributes import token_digest
@@ -53,6 +54,8 @@ class ReadRights:
         self.on_known: Callable[[int], None] = lambda log: None
         self._tree = tree
         self._digests: dict[int, str] = {}
+        # Those whose digest may be older than a change of the tree.
+        self._old: set[int] = set()
         self._wanted: dict[int, None] = {}
         self._changes = 0
         self._seen = 0
@@ -62,10 +65,13 @@ class ReadRights:
         """Whether a reader with `token` may read a log; None if not known yet: call `want`."""
         if log == EVENT_LOG:
             return True
-        digest = self._digests.get(log)
-        if not digest:
-            return None if digest is None else True
-        return hmac.compare_digest(digest, token_digest(token))
+        if log not in self._digests or log in self._old:
+            return None
+        return self._fits(log, token)
+
+    def _fits(self, log: int, token: str) -> bool:
+        digest = self._digests[log]
+        return not digest or hmac.compare_digest(digest, token_digest(token))
 
     def want(self, log: int) -> None:
         """Learn a log's digest; `on_known` is called when it is known."""
@@ -84,9 +90,15 @@ class ReadRights:
             AccessDenied: the client may not read it.
             Retryable: the metadata store does not answer.
         """
-        if self.may_read(log, token) is None:
-            await self._learn([log])
-        if not self.may_read(log, token):
+        may = self.may_read(log, token)
+        if may is None:
+            try:
+                await self._learn([log])
+            except CordwoodError:
+                if not self._has_old(log):
+                    raise
+            may = self._fits(log, token)
+        if not may:
             raise AccessDenied(f"log {log} wants a read token")
 
     async def check_writer(self, log: int, tokens: Container[str]) -> None:
@@ -114,7 +126,8 @@ class ReadRights:
                 wanted = list(self._wanted)
                 await self._learn(wanted)
             except CordwoodError as error:
-                logger.warning("what logs ask of their readers has to wait: %s", error)
+                logger.warning("the read tokens of logs cannot be read: %s", error)
+                self._use_old()
                 await asyncio.sleep(AGAIN_S)
                 self._news.set()
                 continue
@@ -122,52 +135,58 @@ class ReadRights:
                 self._wanted.pop(log, None)
                 self.on_known(log)
 
-    async def _learn_again(self) -> None:
-        """Learn the digests of all logs in use, and all other known digests.
+    def _has_old(self, log: int) -> bool:
+        """Whether an old digest serves while the metadata store does not answer."""
+        return log in self._digests and not self.unsure
 
-        Forgotten are those of logs that nobody uses and no listing shows: their next read learns
-        them. A read of each deleted log at each change would be many reads in the end.
+    def _use_old(self) -> None:
+        """Let waiting reads begin with old digests. These logs stay wanted, so that they are
+        learnt as soon as the metadata store answers."""
+        for log in [log for log in self._wanted if log in self._old and self._has_old(log)]:
+            self._old.discard(log)
+            self.on_known(log)
+
+    async def _learn_again(self) -> None:
+        """Learn the digests of all logs in use; all others are old from now on.
+
+        A node may know thousands of logs without readers: to learn all of them at each change of
+        the tree would be as many reads, or a listing of the whole tree.
         """
         changes = self._changes
         logs = dict.fromkeys(self.in_use())
-        idle = [log for log in self._digests if log not in logs]
-        learnt = await self._learn([*logs], idle)
+        # First, so that a read that begins meanwhile does not begin with the digest before.
+        self._old |= self._digests.keys() - logs.keys()
+        await self._learn([*logs])
         self._seen = changes
-        self._digests = {log: each for log, each in self._digests.items() if log in learnt}
         for log in logs:
             self.on_known(log)
 
-    async def _learn(self, logs: list[int], idle: Sequence[int] = ()) -> Container[int]:
+    async def _learn(self, logs: list[int]) -> None:
         """Learn the digests of these logs, never older than the newest known change.
 
         A deleted log keeps its digest, because its records stay for some time.
 
-        Args:
-            idle: these too, but a listing need not show them.
-        Returns:
-            the logs that were learnt.
         Raises:
             Retryable: the metadata store does not answer.
             Malformed: its answer cannot be read.
         """
-        if self.unsure and (logs or idle):
+        if self.unsure and logs:
             raise Retryable("this node does not know yet whether its data is what the cluster has")
-        while logs or idle:
+        while logs:
             changes = self._changes
             found: dict[int, str] = {}
-            wanted = [*logs, *idle]
-            if len(wanted) >= LIST_FROM:
+            if len(logs) >= LIST_FROM:
                 listed = await self._tree.list()
                 found = {int(info.log_id): info.attributes.read_token or "" for info in listed}
-                wanted = [*logs, *(log for log in idle if log in found)]
-            for log in wanted:
+            for log in logs:
                 if log not in found:
                     info = await self._tree.described(LogId(log))
                     # A number that was never given to a log has no records, so it needs no token.
                     found[log] = (info.attributes.read_token or "") if info is not None else ""
             if changes == self._changes:
-                if len(self._digests.keys() | {*wanted}) > LOGS_MAX:
+                if len(self._digests.keys() | {*logs}) > LOGS_MAX:
                     self._digests.clear()
-                self._digests.update((log, found[log]) for log in wanted)
-                return {*wanted}
-        return ()
+                    self._old.clear()
+                self._digests.update((log, found[log]) for log in logs)
+                self._old.difference_update(logs)
+                return
