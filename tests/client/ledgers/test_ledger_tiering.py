@@ -7,6 +7,7 @@ import random
 
 import pytest
 from cluster_at_hand import BUCKET, ClusterAtHand, simulate
+from msgspec.structs import replace
 from scenarios import as_scenario
 
 from cordwood.client.ledgers.ledger_check import LedgerChecking
@@ -26,10 +27,12 @@ from cordwood.errors import (
     Unreachable,
 )
 from cordwood.host.seams import Host
+from cordwood.layout.message_ledgers import EntryItem
 from cordwood.layout.object_names import LEDGERS, ledger_manifest_name
 from cordwood.ledger import DigestKind, LedgerMetadata
 from cordwood.settings import ClientSettings, StorageSettings, TierSettings
 from cordwood.sim.object_store import Bucket
+from cordwood.tier.ledger_history import LedgerHistory
 from cordwood.tier.patient_store import PatientStore
 from cordwood.uploading import ledger_uploads
 
@@ -91,6 +94,38 @@ class TestUpload:
                 await opened.read(0, COUNT)
             with pytest.raises(NoEntry):
                 await opened.read_unconfirmed(COUNT, COUNT)
+
+    @as_scenario(simulate, nodes=4, tier=TIER)
+    async def test_a_damaged_entry_of_main_storage_is_an_error_and_ends_the_read(
+        self, cluster: ClusterAtHand, *, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The later entries fill the answer, and the damaged one is the first that is wanted."""
+        whole = LedgerHistory.entries
+
+        async def one_damaged(
+            self: LedgerHistory, wanted: list[int], bytes_max: int, *, timeout_s: float
+        ) -> list[EntryItem]:
+            return [
+                replace(each, body=b"?" + bytes(each.body[1:])) if each.entry == 5 else each
+                for each in await whole(self, wanted, bytes_max, timeout_s=timeout_s)
+            ]
+
+        async with cluster.client() as store:
+            number = (await closed(store, 40)).ledger_id
+            await store.ledgers.tier(number)
+            forget_all(cluster, number)
+            opened = await store.ledgers.open(number)
+            opened._timeout_s = 2.0  # before a flush brings what the nodes were made to forget
+            assert len(await opened.read(0, 39)) == 40
+            monkeypatch.setattr(LedgerHistory, "entries", one_damaged)
+            assert len(await opened.read_batch(0, bytes_max=30)) == 4
+            with pytest.raises(Unreachable, match="entry 5"):
+                await opened._read_some(5, 20, 10)  # it was empty, and `read_batch` went round
+            with pytest.raises(Unreachable, match="entry 5"):
+                await opened.read_batch(5, bytes_max=10)
+            with pytest.raises(Unreachable, match="entry 5"):
+                await opened.read(0, 39)
+            assert payloads(await opened.read_batch(6, entries_max=1)) == [b"entry 6"]
 
     @as_scenario(simulate, nodes=4, tier=TIER)
     async def test_an_entry_keeps_its_digest_and_its_password(self, cluster: ClusterAtHand) -> None:
