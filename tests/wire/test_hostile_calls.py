@@ -73,7 +73,7 @@ class TestIdentity:
         self, cluster: ClusterAtHand, *, number: int
     ) -> None:
         """It was let in, and its one Seal took every node by memory and closed the log."""
-        with pytest.raises(NotOurCluster, match=f"node {number} does not say"):
+        with pytest.raises(NotOurCluster, match=f"node {number} does not tell"):
             await greet(cluster, Hello(number, ANY_CLUSTER))
 
     @as_scenario(simulate, nodes=3)

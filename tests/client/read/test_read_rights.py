@@ -146,9 +146,9 @@ class TestReading:
                 node._rights._digests.clear()
             learn, may = ReadRights._learn, asyncio.Event()
 
-            async def later(self, logs, idle=()):
+            async def later(self, logs):
                 await may.wait()
-                return await learn(self, logs, idle)
+                await learn(self, logs)
 
             for node in cluster.running.values():
                 node._rights._learn = later.__get__(node._rights)
