@@ -14,6 +14,7 @@ from cordwood.lsn import ESN_MAX, format_lsn, make_lsn
 from cordwood.sim.checkers.disk import Copy, Disk, DiskRange
 from cordwood.sim.checkers.evidence import Evidence
 from cordwood.sim.checkers.spread import asked_for, lacking
+from cordwood.sim.checkers.unseen import unseen_losses
 from cordwood.sim.checkers.violation import Violation
 from cordwood.sim.history import GapDelivered
 from cordwood.sim.operator_events import LossAccepted
@@ -24,7 +25,8 @@ def check_copies(evidence: Evidence) -> list[Violation]:
 
     S15 does not hold for a run that may destroy more than its replication survives, or that loses
     nodes for ever: nothing rebuilds their copies there. A node whose loss an operator accepted may
-    have lost one copy of any record: it counts as a holder.
+    have lost one copy of any record: it counts as a holder. So does a node that the copyset of a
+    copy names, if the loss of its copy left no trace (seed 63000212).
     """
     if evidence.run.beyond_tolerance or evidence.lost_at is not None:
         return []
@@ -41,11 +43,15 @@ def _short(evidence: Evidence, log: int, disk: Disk) -> Iterator[Violation]:
     reason = ""
     trim = evidence.trim_held(log)
     accepted = {e.node for _, e in evidence.of(LossAccepted) if isinstance(e, LossAccepted)}
+    unseen = unseen_losses(evidence)
     for lsn, is_record in sorted(_places(evidence, log, disk).items()):
         if lsn <= trim:
             continue
         racks = evidence.racks_then(log, lsn >> 32)
-        now = _lack(evidence, disk.at(lsn), is_record, racks, accepted & racks.keys())
+        piece = disk.at(lsn)
+        named = {node for copy in piece.winners for node in copy.slots.copyset} if piece else set()
+        excused = (accepted | (unseen & named)) & racks.keys()
+        now = _lack(evidence, piece, is_record, racks, excused)
         if run and now != reason:
             yield _lacks(evidence, log, run, reason)
             run = []
@@ -106,7 +112,7 @@ def _lack(
     piece: DiskRange | None,
     is_record: bool,
     racks: Mapping[int, str],
-    accepted: Set[int],
+    excused: Set[int],
 ) -> str:
     """The missing copies at a place, in words; empty if none is missing.
 
@@ -121,6 +127,6 @@ def _lack(
     nodes = {copy.dump.node for copy in copies}
     spread = {racks.get(copy.dump.node, copy.dump.rack) for copy in copies}
     if nodes:
-        nodes |= accepted
-        spread |= {racks[node] for node in accepted}
+        nodes |= excused
+        spread |= {racks[node] for node in excused}
     return lacking(evidence.run, nodes, spread)

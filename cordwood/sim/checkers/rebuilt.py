@@ -12,6 +12,7 @@ from collections.abc import Iterator
 
 from cordwood.lsn import format_lsn
 from cordwood.sim.checkers.evidence import Evidence
+from cordwood.sim.checkers.unseen import unseen_losses
 from cordwood.sim.checkers.violation import Violation
 from cordwood.sim.end_events import (
     CopiesMended,
@@ -22,11 +23,7 @@ from cordwood.sim.end_events import (
     StaleServed,
     WordsLeft,
 )
-from cordwood.sim.history import DumpedSlots, FaultStruck, NodeDumped
-
-UNSEEN = frozenset({"lost_write", "misdirected_write"})
-"""Faults that a node need not notice: nothing after a WAL's last write tells whether the write was
-durable, or cut short by the crash (seed 38000817)."""
+from cordwood.sim.history import DumpedSlots, NodeDumped
 
 
 def check_rebuilt(evidence: Evidence) -> list[Violation]:
@@ -83,12 +80,7 @@ def _false_envelopes(evidence: Evidence) -> Iterator[Violation]:
             if slots.copyset and slots.intact and not slots.set_aside:
                 place = (event.log, slots.first, slots.last)
                 holders.setdefault(place, {})[event.node] = slots
-    unsure = {
-        node
-        for _, event in evidence.of(FaultStruck)
-        if isinstance(event, FaultStruck) and event.kind in UNSEEN
-        for node in event.nodes
-    }
+    unsure = unseen_losses(evidence)
     for (log, first, last), nodes in sorted(holders.items()):
         if last <= evidence.trim_held(log):
             continue
