@@ -131,7 +131,8 @@ BUGS = (
                at(EventFollower.on_record).around(_applied_again),
                scene="tests/protocol/test_event_log_follower.py"),
     PlantedBug("missing-events-passed", "a follower applies events behind records that it missed",
-               at(EventFollower.on_gap).around(_gap_passed), scenario=EVENTS_REPLICATED),
+               at(EventFollower.on_gap).around(_gap_passed),
+               scene="tests/protocol/test_event_log_follower.py"),
     PlantedBug("loss-never-restated", "followers of the event log that miss records wait for a "
                "snapshot that no node can write",
                at(ReplicatedEventLog.restate).instead(_never_restated), scenario=EVENTS_LOST),
