@@ -135,6 +135,7 @@ async def _learnt_only_in_use(self: ReadRights) -> None:
     await self._learn([*logs])
     self._seen = changes
     self._digests = {log: each for log, each in self._digests.items() if log in logs}
+    self._current = {*logs}
     for log in logs:
         self.on_known(log)
 
@@ -290,8 +291,8 @@ BUGS = (
     PlantedBug("left-is-over", "the remaining items of a loop that was left are dropped by the "
                                "next read",
                at(Reader.portion).around(_left_is_over), scenario=scenarios.CONSUMERS),
-    PlantedBug("idle-rights-forgotten", "a node forgets what logs without readers ask of their "
-               "readers: a read that begins in an outage of the metadata store waits for its end",
+    PlantedBug("idle-rights-forgotten", "a node forgets the read tokens of logs without readers: a "
+               "read that begins in an outage of the metadata store waits for the end of the outage",
                at(ReadRights._learn_again).instead(_learnt_only_in_use),
                scene="tests/client/read/test_read_rights.py"),
     PlantedBug("rights-unchecked", "a node lets every reader in until it has looked the log's "

@@ -54,8 +54,8 @@ class ReadRights:
         self.on_known: Callable[[int], None] = lambda log: None
         self._tree = tree
         self._digests: dict[int, str] = {}
-        # Those whose digest may be older than a change of the tree.
-        self._old: set[int] = set()
+        # Those whose digest is as of the newest known change of the tree, or has to serve as if.
+        self._current: set[int] = set()
         self._wanted: dict[int, None] = {}
         self._changes = 0
         self._seen = 0
@@ -65,7 +65,7 @@ class ReadRights:
         """Whether a reader with `token` may read a log; None if not known yet: call `want`."""
         if log == EVENT_LOG:
             return True
-        if log not in self._digests or log in self._old:
+        if log not in self._current:
             return None
         return self._fits(log, token)
 
@@ -142,9 +142,10 @@ class ReadRights:
     def _use_old(self) -> None:
         """Let waiting reads begin with old digests. These logs stay wanted, so that they are
         learnt as soon as the metadata store answers."""
-        for log in [log for log in self._wanted if log in self._old and self._has_old(log)]:
-            self._old.discard(log)
-            self.on_known(log)
+        for log in [log for log in self._wanted if log not in self._current]:
+            if self._has_old(log):
+                self._current.add(log)
+                self.on_known(log)
 
     async def _learn_again(self) -> None:
         """Learn the digests of all logs in use; all others are old from now on.
@@ -155,7 +156,7 @@ class ReadRights:
         changes = self._changes
         logs = dict.fromkeys(self.in_use())
         # First, so that a read that begins meanwhile does not begin with the digest before.
-        self._old |= self._digests.keys() - logs.keys()
+        self._current.intersection_update(logs)
         await self._learn([*logs])
         self._seen = changes
         for log in logs:
@@ -184,9 +185,9 @@ class ReadRights:
                     # A number that was never given to a log has no records, so it needs no token.
                     found[log] = (info.attributes.read_token or "") if info is not None else ""
             if changes == self._changes:
-                if len(self._digests.keys() | {*logs}) > LOGS_MAX:
+                if len(self._digests) + sum(log not in self._digests for log in logs) > LOGS_MAX:
                     self._digests.clear()
-                    self._old.clear()
+                    self._current.clear()
                 self._digests.update((log, found[log]) for log in logs)
-                self._old.difference_update(logs)
+                self._current.update(logs)
                 return

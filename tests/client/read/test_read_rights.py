@@ -143,7 +143,7 @@ class TestReading:
             await fill(store)
             info = await store.log("log")
             for node in cluster.running.values():
-                node._rights._digests.clear()
+                node._rights._current.clear()
             learn, may = ReadRights._learn, asyncio.Event()
 
             async def later(self, logs):
@@ -327,9 +327,27 @@ class TestLearning:
                 assert gets <= 4 * len(cluster.running)
                 assert (await last_of(streams[0])).kind is GapKind.ACCESS
                 for node in cluster.running.values():
-                    assert len(node._rights._old) == 1, "of the log without readers"
+                    assert len(node._rights._current) == count - 1
+                    assert len(node._rights._digests) == count, "also of the log without readers"
 
         simulate(scenario)
+
+    @as_scenario(simulate)
+    async def test_a_token_that_was_withdrawn_while_nobody_read_opens_nothing(
+        self, cluster: ClusterAtHand
+    ) -> None:
+        async with cluster.client(read_tokens=(SECRET,)) as store:
+            await store.create_log("log", attributes=guarded())
+            await fill(store)
+            assert len(values(await read_all(store, "log"))) == 3
+            await store.log_tree.set_attributes("log", guarded(OTHER))
+            await asyncio.sleep(3)
+        rights = [node._rights for node in cluster.running.values()]
+        assert all(1 in each._digests for each in rights)
+        for each in rights:
+            assert each.may_read(1, SECRET) is not True
+            with pytest.raises(AccessDenied):
+                await each.check(1, SECRET)
 
     @pytest.mark.parametrize("is_planted", [False, True])
     def test_a_read_begins_in_an_outage_of_the_store_although_nobody_read_the_log_just_before(
