@@ -58,7 +58,7 @@ async def read_members(
     if mine is None or mine.authority is Authority.FULLY_AUTHORITATIVE:
         return members
     logger.warning(
-        "this node was reported as %s, and is here with its data: it reports that",
+        "this node was reported as %s, and is here with its data: it reports its return",
         mine.authority.value,
     )
     try:

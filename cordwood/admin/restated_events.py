@@ -53,8 +53,8 @@ class EventLogRestating:
         step = self._rule.decide(now_s, mine, base, others, heard)
         if isinstance(step, WaitFor):
             logger.warning(
-                "records of the event log are missing, and nodes %s may know what they amount to: "
-                "they are waited for, or for an operator to say that their data is gone",
+                "records of the event log are missing, and nodes %s may know their outcome: this "
+                "node waits for them, or for an operator to say that their data is gone",
                 ", ".join(map(str, step.nodes)),
             )
         return members, step

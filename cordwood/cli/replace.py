@@ -53,7 +53,7 @@ def replace(
         typer.Option(
             "--timeout",
             min=1,
-            help="Limit for the whole replacement. The same command again goes on.",
+            help="Limit for the whole replacement. After it, the same command goes on.",
         ),
     ] = 86_400,
     cluster: ClusterOption = None,

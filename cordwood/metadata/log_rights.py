@@ -52,9 +52,9 @@ def who_has(tokens: Iterable[str]) -> Check:
         shows = becomes is not None and "read_token" in taken
         if shows and was.read_token and was.read_token not in has:
             raise AccessDenied(
-                f"{name} wants its read token from a client that changes it, or opens the log in "
-                "main storage: give it as ClientSettings(read_tokens=…), on the command line as "
-                "CORDWOOD_READ_TOKENS"
+                f"{name} wants its read token from a client that changes the token or opens the "
+                "log in main storage: give it as ClientSettings(read_tokens=…), on the command "
+                "line as CORDWOOD_READ_TOKENS"
             )
 
     return check

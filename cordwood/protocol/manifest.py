@@ -370,7 +370,7 @@ def check_page(page: Page, ref: PageRef) -> None:
     """
     what = f"a page of level {ref.level} at {Lsn(ref.first)}"
     if page.level != ref.level or not 0 < len(page.items) <= FANOUT:
-        raise Malformed(f"{what} has another level or {len(page.items)} items")
+        raise Malformed(f"{what} has level {page.level} and {len(page.items)} items")
     if any(_level(item) != page.level - 1 for item in page.items):
         raise Malformed(f"{what} holds items of another level")
     _check_tiling(what, page.items)

@@ -282,5 +282,5 @@ class Activation:
         unknown = sorted(nodes - self._members().keys())
         if unknown:
             named = ", ".join(map(str, unknown))
-            raise NoSequencer(f"log {log}: the metadata store has no address of nodes {named}")
+            raise NoSequencer(f"log {log}: the metadata store has no address for nodes {named}")
         return dict(self._members())

@@ -144,12 +144,12 @@ BUGS = (
                "restated",
                at(StoredEventLog.note_base).around(_kept_beyond_the_fence),
                scene="tests/storage/test_event_log_cluster.py"),
-    PlantedBug("restated-anywhere", "the furthest set is appended wherever the event log ends by "
-               "now: an event that came meanwhile, and counts, is forgotten",
+    PlantedBug("restated-anywhere", "the furthest set is appended without a condition on the tail "
+               "of the event log: an event that came in between is forgotten",
                at(ReplicatedEventLog._append).around(_restated_anywhere),
                scene="tests/storage/test_event_log_counts.py"),
-    PlantedBug("admitted-unkept", "a node that begins anew counts before the base has its word: by "
-               "the base it is still empty",
+    PlantedBug("admitted-unkept", "a node that begins anew counts before the base has its event: by "
+               "the base the node is still empty",
                at(Admission.complete).around(_admitted_unkept),
                scene="tests/storage/test_event_log_counts.py"),
     PlantedBug("nodesets-unheard", "a donor asks the metadata store alone for a nodeset that it was "

@@ -133,7 +133,7 @@ class Admission:
             await self._events.keep()
             await seal()
             logger.warning(
-                "this node was reported lost, and is here with its data: it reports that"
+                "this node was reported lost, and is here with its data: it reports its return"
             )
         elif self._start is Start.ANEW:
             await seal()

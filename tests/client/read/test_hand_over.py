@@ -364,7 +364,7 @@ NOT_THE_HARNESS = tuple(
     tracemalloc.Filter(inclusive=False, filename_pattern=each)
     for each in (tracemalloc.__file__, logging.__file__, "*/_pytest/*")
 )
-"""Without what the measurement itself keeps, and the log records that pytest keeps of a test."""
+"""Leaves out the memory of the measurement, and the log records that pytest keeps of a test."""
 
 
 class TestEnds:
