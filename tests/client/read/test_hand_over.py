@@ -375,6 +375,7 @@ class TestEnds:
         """README's loop, for ever: no more memory, no stream left, and no bound is met."""
         swap_value(monkeypatch, lambda: read_streams.STREAMS_MAX, reads - 50)
         swap_value(monkeypatch, lambda: read_gate.STREAMS_MAX, reads - 50)
+        tracemalloc.start()
         with open_at(tmp_path) as store:
             store.append("a", b"x")
             shots = []
@@ -385,8 +386,6 @@ class TestEnds:
                 assert soon(lambda: node_streams(store) == 0)
                 assert not store._inner._streams.by_number
                 gc.collect()
-                if not tracemalloc.is_tracing():
-                    tracemalloc.start()
                 shots.append(tracemalloc.take_snapshot().filter_traces(NOT_THE_HARNESS))
             tracemalloc.stop()
             sizes = [sum(trace.size for trace in shot.traces) for shot in shots]
