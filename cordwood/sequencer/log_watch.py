@@ -16,7 +16,7 @@ from collections.abc import Callable, Set
 
 import msgspec
 
-from cordwood.errors import CordwoodError
+from cordwood.errors import CordwoodError, Retryable
 from cordwood.lsn import EVENT_LOG, LogId
 from cordwood.metadata.epoch_store import Configuration
 from cordwood.metadata.log_info import LogInfo
@@ -70,26 +70,28 @@ class LogWatch:
         self._sequencer = sequencer
         self._on_change = on_change
         self._growth = NodesetGrowth()
+        # Of the last look: the store's mark, and the count of changes; None if another is due.
+        self._mark: int | None = None
+        self._count: int | None = None
         # Epochs that were told to end, and the time at which they are late.
         self._draining: dict[tuple[int, int], float] = {}
 
     async def run(self) -> None:
         """Watch until cancelled."""
-        mark: int | None = None
-        count: int | None = None
         looked_s = checked_s = -WATCH_S
         loop = asyncio.get_running_loop()
         while True:
             patience_s = DRAIN_S if self._draining else min(MOVED_S, WATCH_S)
             try:
-                seen, mark = mark, await self._metadata.changed(CHANGES_PREFIX, mark, patience_s)
+                seen = self._mark
+                mark = self._mark = await self._metadata.changed(CHANGES_PREFIX, seen, patience_s)
                 is_due = loop.time() - looked_s >= WATCH_S or bool(self._draining)
                 growing = self._growing()
                 if mark == seen and not (is_due or growing or self._has_moved()):
                     continue
                 looked_s = loop.time()
-                was, count = count, await self._logs.changes()
-                self.changes = count
+                was, count = self._count, await self._logs.changes()
+                self.changes = self._count = count
                 # Before the comparison: an epoch that drains too long ends even if nothing changed.
                 self._end_late()
                 # Trap: the mark counts every write of the metadata store, so it seldom stays.
@@ -101,9 +103,18 @@ class LogWatch:
                     self._growth.on_looked_at(growing)
             except CordwoodError as error:
                 logger.warning("the log tree could not be read: %s", error)
-                # Logs that were not read may have changed: the next round checks all logs.
-                count = None
+                self._look_again(error)
                 await asyncio.sleep(AGAIN_S)
+
+    def _look_again(self, error: CordwoodError) -> None:
+        """Have the next look check all logs: those that were not read may have changed.
+
+        If the store only did not answer, that look waits for no further write to the store, because
+        none may come for a minute. Entries that cannot be read stay so until they are written.
+        """
+        self._count = None
+        if isinstance(error, Retryable):
+            self._mark = None
 
     def _has_moved(self) -> bool:
         """Whether a node has another location than an epoch that is sequenced here recorded."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import nullcontext
 
 import pytest
 from cluster_at_hand import ClusterAtHand, simulate, until, values
@@ -10,12 +11,14 @@ from scenarios import as_scenario
 from swaps import swap
 
 from cordwood.client.find import tail_calls
-from cordwood.errors import AccessDenied, OutcomeUnknown
+from cordwood.errors import AccessDenied, OutcomeUnknown, Unreachable
 from cordwood.log_attributes import LogAttributes, token_digest
+from cordwood.metadata.log_tree import LogTree
 from cordwood.protocol.nodeset_growth import GROW_AFTER_S
 from cordwood.sequencer.activation import Activation
 from cordwood.sequencer.appender import LogAppender
-from cordwood.sequencer.log_watch import DRAIN_S, WATCH_S, LogWatch
+from cordwood.sequencer.log_watch import AGAIN_S, DRAIN_S, WATCH_S, LogWatch
+from cordwood.sim.planted import find_bug, planted
 
 
 def test_an_epoch_that_ends_while_its_attributes_are_looked_at_is_not_drained_again(
@@ -165,3 +168,41 @@ async def test_a_log_of_fewer_nodes_takes_in_a_new_one_only_where_that_is_for_it
             assert (last.epoch, len(nodes)) == (2 if 6 in nodes else 1, 3)
             took += 6 in nodes
         assert 0 < took < 12
+
+
+@pytest.mark.parametrize("is_planted", [False, True])
+def test_a_change_that_could_not_be_read_is_looked_at_again_without_another_write(
+    monkeypatch: pytest.MonkeyPatch, is_planted: bool
+) -> None:
+    """The watch told of the change, and the store did not answer the look that followed. Nodes
+    looked again after the next write of anybody, or after a minute."""
+    swap(monkeypatch, tail_calls.check_write_token, lambda *_: None, within=tail_calls)
+    token, right = "a secret of the owner", LogTree.changes
+    failed: set[LogTree] = set()
+
+    async def scenario(cluster: ClusterAtHand) -> None:
+        before = 0
+
+        async def changes(self: LogTree) -> int:
+            count = await right(self)
+            if count > before and self not in failed:
+                failed.add(self)
+                raise Unreachable("the metadata store does not answer")
+            return count
+
+        async with cluster.client() as outsider, cluster.client(write_tokens=(token,)) as owner:
+            await owner.create_log("log")
+            log = await outsider.open_log("log")
+            await log.append_nowait(b"1")
+            await asyncio.sleep(WATCH_S / 2)
+            before = await right(LogTree(cluster.metadata))
+            swap(monkeypatch, LogTree.changes, changes)
+            owned = LogAttributes(write_token=token_digest(token))
+            await owner.log_tree.set_attributes("log", owned)
+            await asyncio.sleep(AGAIN_S + 2)
+            assert len(failed) == len(cluster.running)
+            with nullcontext() if is_planted else pytest.raises(AccessDenied):
+                await log.append_nowait(b"2")
+
+    with planted(find_bug("look-put-off")) if is_planted else nullcontext():
+        simulate(scenario)

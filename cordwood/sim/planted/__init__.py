@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from cordwood.errors import BadSetting
 from cordwood.sim.planted import (
+    activation,
     client,
     epochs,
     event_log,
@@ -52,6 +53,7 @@ PLANTED_BUGS: tuple[PlantedBug, ...] = (
     *wal_healing.BUGS,
     *publishing.BUGS,
     *epochs.BUGS,
+    *activation.BUGS,
     *names.BUGS,
     *tier.BUGS,
     *merges.BUGS,
