@@ -18,7 +18,7 @@ class LogInfo:
         name: its path, with the leading slash.
         created_us: creation time, µs since 1970 UTC, by its creator's clock. own: attributes set on
             the log itself. attributes: all attributes, set or inherited. mark: of the call that
-            created it, "" for none.
+            created it, "" for none. is_deleted: whether the log is gone, for good.
     """
 
     log_id: LogId
@@ -27,6 +27,7 @@ class LogInfo:
     own: LogAttributes = field(default_factory=LogAttributes)
     attributes: LogAttributes = DEFAULTS
     mark: str = ""
+    is_deleted: bool = False
 
     @property
     def replication(self) -> Replication:

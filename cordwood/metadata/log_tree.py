@@ -180,7 +180,7 @@ class LogTree:
         return log is None or log.is_deleted
 
     async def described(self, log_id: LogId) -> LogInfo | None:
-        """A log by number, for callers that know that it is there. One round trip."""
+        """A log by number, for callers that know that it is there, or was. One round trip."""
         if log_id == EVENT_LOG:
             return self._event_log(await self.directories())
         log, directories = await asyncio.gather(self._entries.log(log_id), self.directories())
@@ -486,7 +486,8 @@ class LogTree:
 
     def _info(self, log_id: LogId, log: LogEntry, directories: Directories) -> LogInfo:
         whole = self._whole(log.name, log.attributes, directories)
-        return LogInfo(log_id, log.name, log.created_us, log.attributes, whole, log.mark)
+        own = log.attributes
+        return LogInfo(log_id, log.name, log.created_us, own, whole, log.mark, log.is_deleted)
 
     def _whole(self, path: str, own: LogAttributes, directories: Directories) -> LogAttributes:
         whole = self._defaults

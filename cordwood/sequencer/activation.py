@@ -14,14 +14,16 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+
+import msgspec
 
 from cordwood.decisions import EpochOvertaken, EpochStarted, TakenEpochKept, tell
-from cordwood.errors import CordwoodError, Fenced, NoSequencer
+from cordwood.errors import CordwoodError, Fenced, NoSequencer, UnknownLog
 from cordwood.layout.message import Yield
 from cordwood.log_attributes import DEFAULTS, LogAttributes
 from cordwood.lsn import EVENT_LOG, LogId
 from cordwood.metadata.epoch_store import Configuration, EpochRecord, Wanted
-from cordwood.metadata.log_info import LogInfo
 from cordwood.metadata.log_tree import LogTree
 from cordwood.nodes import Authority, Member, NodeId, Nodeset
 from cordwood.protocol.producers import ProducerTable
@@ -45,6 +47,34 @@ YIELD_TIMEOUT_S = 1.2
 """A sequencer that is asked to finish gives up after a second by itself."""
 
 
+@dataclass(slots=True)
+class Beginning:
+    """The log tree's word on a log that is being activated.
+
+    Attributes:
+        attributes: what a look at the tree told, or else what the epoch was configured by; None
+            before either.
+        is_deleted: whether the log was deleted since.
+    """
+
+    attributes: LogAttributes | None = None
+    is_deleted: bool = False
+
+    def on_read(self, attributes: LogAttributes) -> None:
+        """The epoch may be configured by these attributes."""
+        # Race: a look at the tree may have told newer ones while the answer was on its way.
+        if self.attributes is None:
+            self.attributes = attributes
+
+    def on_told(self, attributes: LogAttributes) -> None:
+        """A look at the tree told these attributes."""
+        if self.attributes is not None:
+            # The epoch may have that size already. Another size stays visible for the next look.
+            size = self.attributes.nodeset_size
+            attributes = msgspec.structs.replace(attributes, nodeset_size=size)
+        self.attributes = attributes
+
+
 class Activation:
     """Activates sequencers on one node."""
 
@@ -60,7 +90,7 @@ class Activation:
     ) -> None:
         self._node = node
         self._logs = logs
-        self._attributes: dict[int, LogAttributes] = {}
+        self._beginning: dict[int, Beginning] = {}
         self._view = view
         self._recovery = recovery
         self._tools = tools
@@ -80,7 +110,7 @@ class Activation:
             The appender, which may take plain appends at once.
         Raises:
             NoSequencer: members are absent, or others keep winning the race.
-            UnknownLog: the epoch store does not know the log.
+            UnknownLog: the epoch store does not know the log, or it was deleted.
             Unreachable: the metadata store does not answer.
         """
         above = 0
@@ -94,6 +124,7 @@ class Activation:
                 logger.info("log %d: epoch %d was overtaken: %s", log, epoch, fenced)
                 tell(EpochOvertaken(log, epoch, fenced.epoch))
                 del self._taken[log]
+                del self._beginning[log]
                 # The metadata store may be behind the nodes, as after a restore of an older copy:
                 # the next epoch has to be above every seal that a node has told of.
                 above = fenced.epoch
@@ -101,10 +132,19 @@ class Activation:
 
     async def _take(self, log: int, above: int = 0) -> tuple[int, EpochRecord]:
         """Take the next epoch above `above`; the epoch before finishes first, if it can."""
-        epoch, record = await self._recovery.epochs.take_epoch(
-            log, owner=self._node, above=above, configure=lambda: self._configure(log)
-        )
-        self._taken[log] = (epoch, record)
+        # Before the tree is read: a look at the tree that follows a change finds this log.
+        beginning = self._beginning[log] = Beginning()
+        try:
+            epoch, record = await self._recovery.epochs.take_epoch(
+                log,
+                owner=self._node,
+                above=above,
+                configure=lambda: self._configure(log, beginning),
+            )
+            self._taken[log] = (epoch, record)
+        finally:
+            if log not in self._taken:
+                del self._beginning[log]
         old, peers = NodeId(record.owner_before), self._recovery.peers
         # Number: asking a node that is dead or suspect would cost YIELD_TIMEOUT_S before the seal.
         if old and old != self._node and old not in self._view.silent and peers.get(old):
@@ -114,9 +154,20 @@ class Activation:
                 logger.info("log %d: node %d was asked to finish: %s", log, old, error)
         return epoch, record
 
-    async def _configure(self, log: int) -> Wanted:
-        """The next epoch's configuration, from the log's attributes and the present members."""
+    async def _configure(self, log: int, beginning: Beginning) -> Wanted:
+        """The next epoch's configuration, from the log's attributes and the present members.
+
+        Raises:
+            UnknownLog: the log was deleted.
+        """
         info = await self._logs.described(LogId(log))
+        if info is not None and info.is_deleted:
+            # Trap: the epoch store may not know. The tree is told first, and the caller of the
+            # deletion may have given up in between. Records of such a log are trimmed after a day.
+            raise UnknownLog(f"log {log} was deleted")
+        if info is not None:
+            beginning.on_read(info.attributes)
+        attributes = beginning.attributes
 
         def wanted(record: EpochRecord) -> Configuration | None:
             known = self._members().keys()
@@ -127,30 +178,33 @@ class Activation:
                     "is trimmed", log, len(record.history),
                 )  # fmt: skip
                 return None
-            if info is None or not known >= set(record.history[-1].nodes):
+            if attributes is None or not known >= set(record.history[-1].nodes):
                 # Race: a node that just started may not know all members yet. It must not remove
                 # unknown members from the nodeset.
                 return None
-            return self.wanted(log, info.attributes)
+            return self.wanted(log, attributes)
 
-        if info is not None:
-            self._attributes[log] = info.attributes
         return wanted
 
     @property
-    def is_beginning(self) -> bool:
-        """Whether an epoch was taken and its appender does not exist yet."""
-        return bool(self._attributes)
+    def beginning(self) -> frozenset[int]:
+        """The logs that are being activated, or wait for the next try: without an appender yet.
+        Those that are known to be deleted are left out."""
+        return frozenset(log for log, each in self._beginning.items() if not each.is_deleted)
 
-    def note_attributes(self, infos: Mapping[LogId, LogInfo]) -> None:
-        """Keep the present attributes for logs that are being activated.
+    def note_attributes(self, log: int, attributes: LogAttributes) -> None:
+        """Keep the present attributes of a log, if it is being activated.
 
         Race: until the appender of an epoch exists, no other call tells the epoch of a change. The
         epoch may wait long for nodes that are away.
         """
-        for log in self._attributes:
-            if (info := infos.get(LogId(log))) is not None:
-                self._attributes[log] = info.attributes
+        if (beginning := self._beginning.get(log)) is not None:
+            beginning.on_told(attributes)
+
+    def note_deleted(self, log: int) -> None:
+        """A log was deleted; if it is being activated, it gets no appender."""
+        if (beginning := self._beginning.get(log)) is not None:
+            beginning.is_deleted = True
 
     def wanted(self, log: int, attributes: LogAttributes) -> Configuration | None:
         """The configuration that a new epoch should have. None if the present members cannot keep
@@ -209,17 +263,26 @@ class Activation:
         self._attempts[log] = 0
         logger.info("log %d: this node sequences epoch %d", log, epoch)
         tell(EpochStarted(log, epoch))
-        attributes = self._attributes.pop(log, DEFAULTS)
         appender = LogAppender(
-            log, epoch, nodeset, replication, begins.time_us, role, self._tools, attributes,
-            IdleTimes(epoch, self._tools.now(), *begins.idle_since(recovery.host.clock.now_us())),
+            log, epoch, nodeset, replication, begins.time_us, role, self._tools,
+            idle=IdleTimes(
+                epoch, self._tools.now(), *begins.idle_since(recovery.host.clock.now_us())
+            ),
         )  # fmt: skip
         appender.token, appender.holder = record.token, record.holder
         appender.audience = sorted({NodeId(n) for each in record.history for n in each.nodes})
         # Nothing is below the first epoch, so there is nothing to recover, and readers need its
         # nodeset.
+        try:
+            if epoch == 1:
+                await tell_nodesets(log, epoch, record, members, recovery.peers)
+        finally:
+            # Not earlier: from here on a look at the tree finds the appender.
+            beginning = self._beginning.pop(log)
+        if beginning.is_deleted:
+            raise UnknownLog(f"log {log} was deleted while it was activated")
+        appender.attributes = beginning.attributes or DEFAULTS
         if epoch == 1:
-            await tell_nodesets(log, epoch, record, members, recovery.peers)
             appender.on_recovered(Recovered(ProducerTable(), 0))
         return appender
 

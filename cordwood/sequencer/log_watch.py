@@ -137,10 +137,14 @@ class LogWatch:
         Args:
             growing: logs that are due to take in nodes that joined.
         """
-        if not self._sequencer.sequencing() and not self._activation.is_beginning:
+        if not self._sequencer.sequencing() and not self._activation.beginning:
             return
         infos = {info.log_id: info for info in await self._logs.list()}
-        self._activation.note_attributes(infos)
+        for log in self._activation.beginning:
+            if (info := infos.get(LogId(log)) or await self._logs.by_id(log)) is not None:
+                self._activation.note_attributes(log, info.attributes)
+            elif await self._logs.is_deleted(log):
+                self._activation.note_deleted(log)
         for log, appender in self._sequencer.sequencing().items():
             info = infos.get(LogId(log)) or await self._logs.by_id(log)
             wants_another = info is not None and self._asks_for_another(

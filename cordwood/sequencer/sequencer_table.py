@@ -301,6 +301,10 @@ class SequencerTable:
         told = error if isinstance(error, (UnknownLog, NoSequencer)) else NoSequencer(str(error))
         if isinstance(told, NoSequencer):
             self.failures[log] = told, self._now() + again_s
+        else:
+            # Trap: later entries would be told the failure before this, and never that the log is
+            # gone: they do not wait for an activation that failed before.
+            self.failures.pop(log, None)
         for waiting in row.take_waiting():
             self._role.refuse(waiting.connection, waiting.entry, told)
         if not row.ready.done():

@@ -5,16 +5,65 @@ Source: docs/protocol/seal-and-recovery.md; docs/protocol/metadata-and-epochs.md
 
 from __future__ import annotations
 
+import dataclasses
+from typing import Any
+
 from cordwood.errors import CordwoodError
+from cordwood.log_attributes import LogAttributes
+from cordwood.lsn import LogId
+from cordwood.metadata.log_info import LogInfo
+from cordwood.metadata.log_tree import LogTree
+from cordwood.sequencer import sequencer_table
+from cordwood.sequencer.activation import Activation, Beginning
 from cordwood.sequencer.log_watch import LogWatch
+from cordwood.sequencer.sequencer_table import SequencerTable, TableRow
 from cordwood.sim.planted.bug import PlantedBug, at
+
+
+async def _described_as_there(right: Any, self: LogTree, log_id: LogId) -> LogInfo | None:
+    info: LogInfo | None = await right(self, log_id)
+    return None if info is None else dataclasses.replace(info, is_deleted=False)
+
+
+def _begun_as_read(self: Beginning, attributes: LogAttributes) -> None:
+    self.attributes = attributes
 
 
 def _next_write_waited_for(self: LogWatch, error: CordwoodError) -> None:
     self._count = None
 
 
+def _failure_kept(
+    right: Any,
+    self: SequencerTable,
+    log: LogId,
+    row: TableRow,
+    error: CordwoodError,
+    again_s: float = sequencer_table.ACTIVATE_AGAIN_S,
+) -> None:
+    before = self.failures.get(log)
+    right(self, log, row, error, again_s)
+    if before is not None:
+        self.failures.setdefault(log, before)
+
+
 BUGS = (
+    PlantedBug("deleted-in-part", "a log that the epoch store does not know to be deleted is "
+                                  "sequenced again after each end of its sequencer",
+               at(LogTree.described).around(_described_as_there),
+               scene="tests/sequencer/test_changes_while_beginning.py"),
+    PlantedBug("deletion-unheard", "an epoch that waits at its beginning does not hear that its log "
+                                   "was deleted",
+               at(Activation.note_deleted).instead(lambda self, log: None),
+               scene="tests/sequencer/test_changes_while_beginning.py"),
+    PlantedBug("failure-outlives-log", "a node tells clients for ever why it could not sequence a "
+                                       "log, and never that the log was deleted",
+               at(SequencerTable.abandon).around(_failure_kept),
+               scene="tests/sequencer/test_changes_while_beginning.py"),
+    PlantedBug("begins-unheard", "an epoch begins with the attributes that were read, even if newer "
+                                 "ones were told meanwhile",
+               at(Beginning.on_read).instead(_begun_as_read),
+               scene="tests/sequencer/test_changes_while_beginning.py"),
     PlantedBug("look-put-off", "a node that could not read a change waits for the next write of "
                                "anybody, and then looks again",
                at(LogWatch._look_again).instead(_next_write_waited_for),
