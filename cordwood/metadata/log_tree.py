@@ -23,7 +23,14 @@ from collections.abc import Callable, Mapping
 
 import msgspec
 
-from cordwood.errors import BadSetting, OutcomeUnknown, Overloaded, UnknownLog, Unreachable
+from cordwood.errors import (
+    BadSetting,
+    Malformed,
+    OutcomeUnknown,
+    Overloaded,
+    UnknownLog,
+    Unreachable,
+)
 from cordwood.layout.log_names import normalise_directory, normalise_name
 from cordwood.log_attributes import DEFAULTS, LogAttributes, check_attributes, check_whole
 from cordwood.lsn import EVENT_LOG, LogId
@@ -32,6 +39,7 @@ from cordwood.metadata.log_entries import (
     LogEntries,
     LogEntry,
     NameEntry,
+    Stored,
     decode,
     id_key,
     name_key,
@@ -186,9 +194,12 @@ class LogTree:
         log, directories = await asyncio.gather(self._entries.log(log_id), self.directories())
         return self._info(log_id, log, directories) if log is not None else None
 
-    async def list(self, prefix: str = "/") -> list[LogInfo]:
+    async def list(self, prefix: str = "/", *, only_readable: bool = False) -> list[LogInfo]:
         """Logs at the path `prefix` and below it, by name.
 
+        Args:
+            only_readable: leave out logs with entries that cannot be read. A newer version may have
+                written them, and its logs must not hold up those of all others.
         Raises:
             BadSetting: the path is wrong, or too many logs are there.
         """
@@ -199,18 +210,22 @@ class LogTree:
             self.directories(),
         )
         infos: dict[str, LogInfo] = {}
-        leads = {
-            name: LogId(decode(found.value, NameEntry, f"log {name}").log_id)
-            for name, found in ((key.removeprefix("logs"), found) for key, found in names)
-            if _is_at_or_below(name, path)
-        }
+        leads: dict[str, LogId] = {}
+        for key, found in names:
+            name = key.removeprefix("logs")
+            if _is_at_or_below(name, path):
+                lead = _readable(found.value, NameEntry, f"log {name}", only_readable)
+                if lead is not None:
+                    leads[name] = LogId(lead.log_id)
         # Names and numbers are read apart: a log that was made or renamed between the two
         # readings, or while one went on, is at no name that leads to it.
         torn = set(leads.values())
         for key, found in logs:
-            log = decode(found.value, LogEntry, key)
+            log = _readable(found.value, LogEntry, key, only_readable)
             log_id = LogId(int(key.removeprefix("log_ids/")))
-            if log.is_deleted or leads.get(log.name) == log_id:
+            if log is None:
+                torn.discard(log_id)
+            elif log.is_deleted or leads.get(log.name) == log_id:
                 torn.discard(log_id)
                 if not log.is_deleted:
                     infos[log.name] = self._info(log_id, log, directories)
@@ -219,10 +234,20 @@ class LogTree:
         again = sorted(torn)
         for start in range(0, len(again), READ_AGAIN):
             some = again[start : start + READ_AGAIN]
-            for info in await asyncio.gather(*map(self.by_id, some)):
+            asked = (self._by_id_if_readable(log_id, only_readable) for log_id in some)
+            for info in await asyncio.gather(*asked):
                 if info is not None and _is_at_or_below(info.name, path):
                     infos[info.name] = info
         return [infos[name] for name in sorted(infos)]
+
+    async def _by_id_if_readable(self, log_id: LogId, may_fail: bool) -> LogInfo | None:
+        """As `by_id`; None also if an entry cannot be read and `may_fail`."""
+        try:
+            return await self.by_id(log_id)
+        except Malformed:
+            if not may_fail:
+                raise
+            return None
 
     # Changing.
 
@@ -496,6 +521,16 @@ class LogTree:
             if path.startswith(directory):
                 whole = directories[directory].over(whole)
         return own.over(whole)
+
+
+def _readable(value: bytes, kind: type[Stored], what: str, may_fail: bool) -> Stored | None:
+    """An entry; None if it cannot be read and `may_fail`."""
+    try:
+        return decode(value, kind, what)
+    except Malformed:
+        if not may_fail:
+            raise
+        return None
 
 
 def _check_rename(name: str, was: LogAttributes, becomes: LogAttributes, check: Check) -> None:

@@ -16,7 +16,7 @@ from collections.abc import Callable, Set
 
 import msgspec
 
-from cordwood.errors import CordwoodError, Retryable
+from cordwood.errors import CordwoodError, Malformed, Retryable
 from cordwood.lsn import EVENT_LOG, LogId
 from cordwood.metadata.epoch_store import Configuration
 from cordwood.metadata.log_info import LogInfo
@@ -139,14 +139,25 @@ class LogWatch:
         """
         if not self._sequencer.sequencing() and not self._activation.beginning:
             return
-        infos = {info.log_id: info for info in await self._logs.list()}
+        infos = {info.log_id: info for info in await self._logs.list(only_readable=True)}
         for log in self._activation.beginning:
-            if (info := infos.get(LogId(log)) or await self._logs.by_id(log)) is not None:
+            try:
+                info = infos.get(LogId(log)) or await self._logs.by_id(log)
+                is_deleted = info is None and await self._logs.is_deleted(log)
+            except Malformed as error:
+                logger.warning("log %d: a change of it cannot be read: %s", log, error)
+                continue
+            if info is not None:
                 self._activation.note_attributes(log, info.attributes)
-            elif await self._logs.is_deleted(log):
+            elif is_deleted:
                 self._activation.note_deleted(log)
         for log, appender in self._sequencer.sequencing().items():
-            info = infos.get(LogId(log)) or await self._logs.by_id(log)
+            try:
+                info = infos.get(LogId(log)) or await self._logs.by_id(log)
+            except Malformed as error:
+                # It goes on as it is; the others must not wait for it.
+                logger.warning("log %d: a change of it cannot be read: %s", log, error)
+                continue
             wants_another = info is not None and self._asks_for_another(
                 info, appender, grows=log in growing
             )

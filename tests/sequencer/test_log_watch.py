@@ -13,6 +13,7 @@ from swaps import swap
 from cordwood.client.find import tail_calls
 from cordwood.errors import AccessDenied, OutcomeUnknown, Unreachable
 from cordwood.log_attributes import LogAttributes, token_digest
+from cordwood.metadata.log_entries import id_key
 from cordwood.metadata.log_tree import LogTree
 from cordwood.protocol.nodeset_growth import GROW_AFTER_S
 from cordwood.sequencer.activation import Activation
@@ -205,4 +206,35 @@ def test_a_change_that_could_not_be_read_is_looked_at_again_without_another_writ
                 await log.append_nowait(b"2")
 
     with planted(find_bug("look-put-off")) if is_planted else nullcontext():
+        simulate(scenario)
+
+
+@pytest.mark.parametrize("is_planted", [False, True])
+def test_a_log_that_a_newer_version_wrote_holds_up_no_change_of_another(
+    monkeypatch: pytest.MonkeyPatch, is_planted: bool
+) -> None:
+    """A node that could not read its entry looked at no log any more: none got its new attributes,
+    and deleted logs were sequenced on."""
+    swap(monkeypatch, tail_calls.check_write_token, lambda *_: None, within=tail_calls)
+    token = "a secret of the owner"
+
+    async def scenario(cluster: ClusterAtHand) -> None:
+        async with cluster.client() as outsider, cluster.client(write_tokens=(token,)) as owner:
+            newer = (await owner.create_log("newer")).log_id
+            await owner.create_log("log")
+            logs = [await outsider.open_log(name) for name in ("newer", "log")]
+            for log in logs:
+                await log.append_nowait(b"1")
+            found = await cluster.metadata.get(id_key(newer))
+            assert found is not None
+            unknown = found.value.replace(b'"attributes":{', b'"attributes":{"x":1')
+            assert await cluster.metadata.compare_and_set(id_key(newer), unknown, found.version)
+            owned = LogAttributes(write_token=token_digest(token))
+            await owner.log_tree.set_attributes("log", owned)
+            await asyncio.sleep(3)
+            await logs[0].append_nowait(b"2")
+            with nullcontext() if is_planted else pytest.raises(AccessDenied):
+                await logs[1].append_nowait(b"2")
+
+    with planted(find_bug("one-unread-fails-all")) if is_planted else nullcontext():
         simulate(scenario)

@@ -32,7 +32,8 @@ from cordwood.layout.message import AskReleased, ReleasedReply
 from cordwood.layout.message_logs import EpochNodes
 from cordwood.layout.reading import NodeGap
 from cordwood.layout.waves import StoredBlock
-from cordwood.lsn import LSN_MAX
+from cordwood.lsn import LSN_MAX, LogId
+from cordwood.metadata.log_tree import LogTree
 from cordwood.nodes import Authority, NodeId, Nodeset, Replication
 from cordwood.protocol.gap_detection import Delivery
 from cordwood.protocol.single_copy import SenderChoice
@@ -138,6 +139,18 @@ async def _learnt_only_in_use(self: ReadRights) -> None:
     self._current = {*logs}
     for log in logs:
         self.on_known(log)
+
+
+async def _one_unread_fails_all(right: Any, self: ReadRights, logs: list[int]) -> Any:
+    for log in logs:
+        await self._tree.described(LogId(log))
+    return await right(self, logs)
+
+
+async def _listed_whole_or_not_at_all(
+    right: Any, self: LogTree, prefix: str = "/", *, only_readable: bool = False
+) -> Any:
+    return await right(self, prefix)
 
 
 def _unknown_is_free(right: Any, self: ReadRights, log: int, token: str) -> Any:
@@ -294,6 +307,11 @@ BUGS = (
     PlantedBug("idle-rights-forgotten", "a node forgets the read tokens of logs without readers: a "
                "read that begins in an outage of the metadata store waits for the end of the outage",
                at(ReadRights._learn_again).instead(_learnt_only_in_use),
+               scene="tests/client/read/test_read_rights.py"),
+    PlantedBug("one-unread-fails-all", "a log whose entry a node cannot read holds up the reads, and "
+               "the changes, of all other logs there",
+               together(at(ReadRights._learn).around(_one_unread_fails_all),
+                        at(LogTree.list).around(_listed_whole_or_not_at_all)),
                scene="tests/client/read/test_read_rights.py"),
     PlantedBug("rights-unchecked", "a node lets every reader in until it has looked the log's "
                                    "read token up",

@@ -20,9 +20,9 @@ from __future__ import annotations
 import asyncio
 import hmac
 import logging
-from collections.abc import Callable, Container, Iterable
+from collections.abc import Callable, Container, Iterable, Mapping
 
-from cordwood.errors import AccessDenied, CordwoodError, Retryable
+from cordwood.errors import AccessDenied, CordwoodError, Malformed, Retryable
 from cordwood.log_attributes import token_digest
 from cordwood.lsn import EVENT_LOG, LogId
 from cordwood.metadata.log_tree import LogTree
@@ -60,6 +60,8 @@ class ReadRights:
         self._changes = 0
         self._seen = 0
         self._news = asyncio.Event()
+        # Of the next try to learn what could not be read.
+        self._later: asyncio.TimerHandle | None = None
 
     def may_read(self, log: int, token: str) -> bool | None:
         """Whether a reader with `token` may read a log; None if not known yet: call `want`."""
@@ -89,14 +91,16 @@ class ReadRights:
         Raises:
             AccessDenied: the client may not read it.
             Retryable: the metadata store does not answer.
+            Malformed: the log's entry cannot be read.
         """
         may = self.may_read(log, token)
         if may is None:
             try:
-                await self._learn([log])
-            except CordwoodError:
-                if not self._has_old(log):
-                    raise
+                unread = await self._learn([log])
+            except CordwoodError as error:
+                unread = {log: error}
+            if unread and not self._has_old(log):
+                raise unread[log]
             may = self._fits(log, token)
         if not may:
             raise AccessDenied(f"log {log} wants a read token")
@@ -124,7 +128,7 @@ class ReadRights:
                 if self._seen != self._changes:
                     await self._learn_again()
                 wanted = list(self._wanted)
-                await self._learn(wanted)
+                unread = await self._learn(wanted)
             except CordwoodError as error:
                 logger.warning("the read tokens of logs cannot be read: %s", error)
                 self._use_old()
@@ -132,8 +136,27 @@ class ReadRights:
                 self._news.set()
                 continue
             for log in wanted:
+                if log not in unread:
+                    self._wanted.pop(log, None)
+                    self.on_known(log)
+            if unread:
+                why = next(iter(unread.values()))
+                logger.warning("the read tokens of %d logs cannot be read: %s", len(unread), why)
+                self._use_old()
+                self._try_later(unread)
+
+    def _try_later(self, unread: Iterable[int]) -> None:
+        """Have unread logs that still have readers learnt in a while; others do not wait for it."""
+        in_use = set(self.in_use())
+        for log in unread:
+            if log not in in_use:
                 self._wanted.pop(log, None)
-                self.on_known(log)
+        if self._wanted and self._later is None:
+            self._later = asyncio.get_running_loop().call_later(AGAIN_S, self._on_later)
+
+    def _on_later(self) -> None:
+        self._later = None
+        self._news.set()
 
     def _has_old(self, log: int) -> bool:
         """Whether an old digest serves while the metadata store does not answer."""
@@ -157,37 +180,47 @@ class ReadRights:
         logs = dict.fromkeys(self.in_use())
         # First, so that a read that begins meanwhile does not begin with the digest before.
         self._current.intersection_update(logs)
-        await self._learn([*logs])
+        self._wanted.update(dict.fromkeys(await self._learn([*logs])))
         self._seen = changes
         for log in logs:
             self.on_known(log)
 
-    async def _learn(self, logs: list[int]) -> None:
+    async def _learn(self, logs: list[int]) -> Mapping[int, CordwoodError]:
         """Learn the digests of these logs, never older than the newest known change.
 
         A deleted log keeps its digest, because its records stay for some time.
 
+        Returns:
+            the logs with entries that cannot be read, with the error.
         Raises:
             Retryable: the metadata store does not answer.
-            Malformed: its answer cannot be read.
+            Malformed: the attributes of directories cannot be read.
         """
         if self.unsure and logs:
             raise Retryable("this node does not know yet whether its data is what the cluster has")
         while logs:
             changes = self._changes
             found: dict[int, str] = {}
+            unread: dict[int, CordwoodError] = {}
             if len(logs) >= LIST_FROM:
-                listed = await self._tree.list()
+                listed = await self._tree.list(only_readable=True)
                 found = {int(info.log_id): info.attributes.read_token or "" for info in listed}
             for log in logs:
                 if log not in found:
-                    info = await self._tree.described(LogId(log))
+                    try:
+                        info = await self._tree.described(LogId(log))
+                    except Malformed as error:
+                        # Trap: an entry of a newer version would hold up the reads of all logs.
+                        unread[log] = error
+                        continue
                     # A number that was never given to a log has no records, so it needs no token.
                     found[log] = (info.attributes.read_token or "") if info is not None else ""
             if changes == self._changes:
-                if len(self._digests) + sum(log not in self._digests for log in logs) > LOGS_MAX:
+                learnt = [log for log in logs if log not in unread]
+                if len(self._digests) + sum(log not in self._digests for log in learnt) > LOGS_MAX:
                     self._digests.clear()
                     self._current.clear()
-                self._digests.update((log, found[log]) for log in logs)
-                self._current.update(logs)
-                return
+                self._digests.update((log, found[log]) for log in learnt)
+                self._current.update(learnt)
+                return unread
+        return {}

@@ -14,10 +14,11 @@ from swaps import swap
 from cordwood.block import Gap, GapKind, Record
 from cordwood.client.admin import positions
 from cordwood.client.read.replica_scan import scan_copies
-from cordwood.errors import AccessDenied, BadSetting
+from cordwood.errors import AccessDenied, BadSetting, Malformed
 from cordwood.layout.reading import ReadStatus
 from cordwood.log_attributes import TOKEN_BYTES_MAX, LogAttributes, parse_attributes, token_digest
 from cordwood.lsn import LSN_MAX, Lsn, make_lsn
+from cordwood.metadata.log_entries import id_key
 from cordwood.metadata.memory import MemoryMetadata
 from cordwood.nodes import NodeId
 from cordwood.sequencer.log_watch import WATCH_S
@@ -148,7 +149,7 @@ class TestReading:
 
             async def later(self, logs):
                 await may.wait()
-                await learn(self, logs)
+                return await learn(self, logs)
 
             for node in cluster.running.values():
                 node._rights._learn = later.__get__(node._rights)
@@ -373,4 +374,38 @@ class TestLearning:
                 assert node._rights.may_read(1, OTHER) is False
 
         with planted(find_bug("idle-rights-forgotten")) if is_planted else nullcontext():
+            simulate(scenario)
+
+    @pytest.mark.parametrize("is_planted", [False, True])
+    def test_a_log_that_a_newer_version_wrote_holds_up_no_read_of_another(
+        self, is_planted: bool
+    ) -> None:
+        """A node could not read the log's entry, and learnt what no other log asks of its readers
+        any more: their reads got no block and no error."""
+
+        async def scenario(cluster: ClusterAtHand) -> None:
+            async with cluster.client(read_tokens=(SECRET,)) as store:
+                newer = (await store.create_log("newer")).log_id
+                await store.create_log("log", attributes=guarded())
+                for log in ("newer", "log"):
+                    await fill(store, log=log)
+                written = await cluster.metadata.get(id_key(newer))
+                unknown = written.value.replace(b'"attributes":{', b'"attributes":{"x":1')
+                await cluster.metadata.compare_and_set(id_key(newer), unknown, written.version)
+                rights = [node._rights for node in cluster.running.values()]
+                for each in rights:
+                    each.want(newer)
+                    each.want(2)
+                waiting = await store.read("newer", ALL + 1, None)
+                await asyncio.sleep(5)
+                known = [each.may_read(2, SECRET) for each in rights]
+                assert known == [None if is_planted else True] * 3
+                for each in rights:
+                    with pytest.raises(Malformed):
+                        await each.check(newer, SECRET)
+                version = (await cluster.metadata.get(id_key(newer))).version
+                await cluster.metadata.compare_and_set(id_key(newer), written.value, version)
+                assert values(await until_read(waiting, 3)) == [b"0", b"1", b"2"]
+
+        with planted(find_bug("one-unread-fails-all")) if is_planted else nullcontext():
             simulate(scenario)
