@@ -13,6 +13,8 @@ from swaps import swap
 from cordwood.block import Gap, GapKind, Record
 from cordwood.errors import UnknownLog
 from cordwood.log_attributes import LogAttributes
+from cordwood.lsn import make_lsn
+from cordwood.metadata.log_entries import id_key
 from cordwood.metadata.log_tree import LogTree
 from cordwood.metadata.memory import MemoryMetadata
 from cordwood.settings import StorageSettings
@@ -55,6 +57,29 @@ class TestByTime:
             for node in cluster.running.values():
                 assert node.engine.logs.stored_bytes == 0
             assert await store.append("log", b"again") == (await store.tail("log"))
+
+    @as_scenario(simulate, nodes=3, storage=STORAGE)
+    async def test_a_log_whose_entry_cannot_be_read_keeps_its_records_and_no_others(
+        self, cluster: ClusterAtHand
+    ) -> None:
+        """A newer version wrote it. Nodes trimmed no log any more, until their disks were full."""
+        async with cluster.client() as store:
+            short = LogAttributes(backlog_s=5)
+            newer = (await store.create_log("newer", attributes=short)).log_id
+            await store.create_log("log", attributes=short)
+            logs = [await store.open_log(name) for name in ("newer", "log")]
+            found = await cluster.metadata.get(id_key(newer))
+            assert found is not None
+            unknown = found.value.replace(b'"attributes":{', b'"attributes":{"x":1,')
+            assert await cluster.metadata.compare_and_set(id_key(newer), unknown, found.version)
+            await store.log_tree.set_attributes("log", LogAttributes(backlog_s=6))
+            for _ in range(30):
+                for log in logs:
+                    await log.append_nowait(bytes(1000))
+                await asyncio.sleep(1)
+            for node in cluster.running.values():
+                assert node.engine.trim_of(newer) == 0
+                assert node.engine.trim_of(newer + 1) > make_lsn(1, 10)
 
     @as_scenario(simulate, nodes=3, storage=STORAGE)
     async def test_a_log_that_keeps_everything_has_the_partitions_cut(

@@ -422,6 +422,32 @@ class TestDeletingAndRenaming:
         assert await tree.rename("a", "/a") == one
         assert await tree.list() == [one, other]
 
+    @pytest.mark.parametrize("damaged", ["logs/a", "log_ids/1"])
+    @as_scenario("play")
+    async def test_a_listing_leaves_out_what_cannot_be_read_if_its_caller_wants_that(
+        self, store, *, damaged: str
+    ) -> None:
+        tree = LogTree(store)
+        await tree.create("a")
+        other = await tree.create("b")
+        found = await store.get(damaged)
+        await store.compare_and_set(damaged, b'{"of a newer version":1}', found.version)
+        with pytest.raises(Malformed):
+            await tree.list()
+        assert await tree.list(only_readable=True) == [other]
+
+    @as_scenario("play")
+    async def test_a_number_tells_that_its_log_was_deleted(self, store) -> None:
+        tree = LogTree(store)
+        log = (await tree.create("a")).log_id
+        described = await tree.described(log)
+        assert described is not None
+        assert not described.is_deleted
+        await tree.delete("a")
+        described = await tree.described(log)
+        assert described is not None
+        assert described.is_deleted
+
     @pytest.mark.parametrize("first", ["logs/", "log_ids/"])
     @as_scenario(awaited_by(run_patiently))
     async def test_a_listing_shows_a_log_that_is_renamed_or_made_while_it_reads(

@@ -26,7 +26,7 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from cordwood.decisions import RetentionTrimmed, tell
-from cordwood.errors import CordwoodError, Corrupt
+from cordwood.errors import CordwoodError, Corrupt, Malformed
 from cordwood.host.seams import Clock
 from cordwood.layout.logs_db import DirectoryEntry
 from cordwood.log_attributes import LogAttributes
@@ -45,6 +45,9 @@ from cordwood.storage.logs_db.index_search import last_counted
 from cordwood.storage.logs_db.partition import Partition
 
 logger = logging.getLogger(__name__)
+
+KEEPS_ALL = LogAttributes()
+"""Of a log whose entry cannot be read, as that of a newer version: nothing of it may go."""
 
 NEVER_US = 1 << 62
 
@@ -124,17 +127,25 @@ class Retention:
         changes = await self._tree.changes()
         if changes == self._changes and held <= self._attributes.keys() | self._missing.keys():
             return
-        found = {int(info.log_id): info.attributes for info in await self._tree.list()}
+        listed = await self._tree.list(only_readable=True)
+        found = {int(info.log_id): info.attributes for info in listed}
         # Numbers are never reused: once a log was missing and nothing of it is left here, do not
         # ask about it at every change.
         missing = [log for log in self._missing if log not in found and not self._holds(log)]
         for log in sorted(held - found.keys() - {*missing}):
-            info = await self._tree.by_id(log)
-            if info is None and not await self._tree.is_deleted(log):
-                # Trap: `by_id` also misses a log that was renamed between each two of its readings.
-                # No crossing of renames leaves a log without a name, but an operator's hand in the
-                # metadata store may. Only the log's own entry tells; its records are kept.
-                info = await self._tree.described(LogId(log))
+            try:
+                info = await self._tree.by_id(log)
+                if info is None and not await self._tree.is_deleted(log):
+                    # Trap: `by_id` also misses a log that was renamed between each two of its
+                    # readings. No crossing of renames leaves a log without a name, but an
+                    # operator's hand in the metadata store may. Only the log's own entry tells; its
+                    # records are kept.
+                    info = await self._tree.described(LogId(log))
+            except Malformed as error:
+                logger.warning("log %d: its records are kept, its entry cannot be read: %s",
+                               log, error)  # fmt: skip
+                found[log] = KEEPS_ALL
+                continue
             if info is None:
                 missing.append(log)
             else:
