@@ -28,6 +28,8 @@ from cordwood.client.store import Store, connected
 from cordwood.errors import Rejected
 from cordwood.host.seams import Host
 from cordwood.lsn import Lsn, make_lsn
+from cordwood.metadata.memory import MemoryMetadata
+from cordwood.node import running_node
 from cordwood.nodes import Authority, NodeId, Replication
 from cordwood.settings import (
     MIB,
@@ -157,6 +159,22 @@ class ClusterAtHand:
         """SIGKILL."""
         assert number in self.running, f"node {number} does not run"
         self._cluster.kill(NodeId(number))
+
+    async def start_with_own_way(self, number: int) -> MemoryMetadata:
+        """Restart a node with a way of its own to the metadata store, which may fail alone."""
+        own = MemoryMetadata(random.Random(f"metadata-{number}"), self.metadata.data)
+        await self.stop(number)
+        ending = self.machine(number).start(lambda host: self._live_with(NodeId(number), host, own))
+        await until(lambda: number in self.running or ending.done())
+        assert not ending.done(), f"node {number} did not start"
+        return own
+
+    async def _live_with(self, number: NodeId, host: Host, own: MemoryMetadata) -> None:
+        async with running_node(
+            self._cluster._settings(number), host, own, memory_tables, self.open_objects
+        ) as node:
+            self._cluster._on_running(number, node)
+            await asyncio.Event().wait()
 
     async def stop(self, number: int) -> None:
         """A graceful end: settle the WAL, close connections."""

@@ -1,9 +1,11 @@
 """Decides the reports about lost nodes: by other nodes about a dead node, and by a node that
 starts.
 
-Each node counts for itself how long others have been dead. Of all live nodes, the node with the
-lowest number reports it, so that not every node writes the event. If two nodes report it, the
-second report has no effect. A node that sees no majority reports nothing: it may be cut off itself.
+Each node counts for itself how long others have been dead. The live nodes take turns to report it,
+the node with the lowest number first, so that not every node writes the event. A node that cannot
+write, because it alone is cut off from the metadata store, thus costs its turn and no more. If two
+nodes report it, the second report has no effect. A node that sees no majority reports nothing: it
+may be cut off itself.
 
 A node that starts looks at its own entry before it serves requests. Data that was called gone may
 be there after all, and an empty disk may stand where the data should be.
@@ -17,6 +19,10 @@ import enum
 from collections.abc import Collection, Iterable
 
 from cordwood.rebuilding import LostNode, NeedsRebuild, RebuildingSet
+
+TURN_S = 10.0
+"""How long a live node reports a loss until the next one does: ten looks, and longer than a call to
+a metadata store that does not answer."""
 
 
 class LossWatch:
@@ -52,7 +58,7 @@ class LossWatch:
             if node in dead and rebuilding.entry(node) is None
         }
         alive = [node for node in nodes if node not in dead]
-        if not self._after_s or not alive or alive[0] != self._me:
+        if not self._after_s or self._me not in alive:
             return []
         # A node that is cut off sees all others dead, and is the first of those that it sees. Nodes
         # whose data lies on others already are not missed.
@@ -62,8 +68,13 @@ class LossWatch:
         return [
             NeedsRebuild(node, nodes, if_version=rebuilding.version)
             for node, since in self._dead_since.items()
-            if now - since >= self._after_s
+            if now - since >= self._after_s and self._has_turn(now - since - self._after_s, alive)
         ]
+
+    def _has_turn(self, lost_s: float, alive: list[int]) -> bool:
+        """Whether this node reports a loss that is due for so long. An event that is refused costs
+        the event log a record all the same, so only one node repeats it at a time."""
+        return alive[int(lost_s // TURN_S) % len(alive)] == self._me
 
 
 class Start(enum.Enum):

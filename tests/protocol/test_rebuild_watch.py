@@ -28,14 +28,23 @@ def test_a_node_that_was_seen_meanwhile_is_counted_anew() -> None:
 
 
 @pytest.mark.parametrize(
-    ("me", "after_s", "dead"), [(2, 10.0, {3}), (1, 0.0, {3}), (1, 10.0, {1, 2, 3})]
+    ("me", "after_s", "dead"), [(3, 10.0, {3}), (1, 0.0, {3}), (1, 10.0, {1, 2, 3})]
 )
-def test_only_the_first_node_that_lives_says_it_and_only_if_it_may(
-    me: int, after_s: float, dead
-) -> None:
+def test_only_a_node_that_lives_says_it_and_only_if_it_may(me: int, after_s: float, dead) -> None:
     watch = LossWatch(me, after_s)
-    watch.due(0.0, (1, 2, 3), dead, NOBODY)
-    assert watch.due(100.0, (1, 2, 3), dead, NOBODY) == []
+    for now in range(0, 100, 5):
+        assert watch.due(float(now), (1, 2, 3), dead, NOBODY) == []
+
+
+def test_the_living_nodes_say_it_in_turn_the_first_one_first() -> None:
+    """A node that alone is cut off from the metadata store would else keep it from all others."""
+    watches = {node: LossWatch(node, 10.0) for node in (1, 2, 4)}
+    turns = []
+    for now in range(100):
+        said = [n for n, w in watches.items() if w.due(float(now), (1, 2, 3, 4), {3}, NOBODY)]
+        assert len(said) == (now >= 10), "one at a time"
+        turns += [node for node in said if turns[-1:] != [node]]
+    assert turns == [1, 2, 4, 1, 2, 4, 1, 2, 4]
 
 
 def test_what_is_said_already_is_not_said_again() -> None:

@@ -89,6 +89,22 @@ async def test_a_node_that_is_dead_for_long_is_lost_without_a_word_of_an_operato
     assert not await missing(cluster)
 
 
+@as_scenario(simulate, nodes=5, rebuild_after_s=10.0)
+async def test_a_loss_is_reported_if_the_first_node_is_cut_off_from_the_metadata_store(
+    cluster: ClusterAtHand,
+) -> None:
+    """The other nodes saw node 1 alive, and left the report to it for as long as it was cut off."""
+    await put_records(cluster)
+    own = await cluster.start_with_own_way(1)
+    own.is_out = True
+    lose_disk(cluster, 3)
+    await asyncio.sleep(60)
+    assert lost(cluster) == {3}
+    own.is_out = False
+    await until(lambda: known_empty(cluster, 3), timeout_s=30)
+    assert not await missing(cluster)
+
+
 @as_scenario(with_either_log, nodes=5)
 async def test_no_disk_after_the_other_takes_a_record(cluster: ClusterAtHand) -> None:
     await put_records(cluster)
