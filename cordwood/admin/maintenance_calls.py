@@ -1,8 +1,9 @@
 """Take requests for maintenance, grant safe requests, and have their nodes drained.
 
 Any node answers. It reads the set, judges it, and writes it back over the version that it read.
-If another node was quicker, it begins anew. The living node with the lowest number also looks
-periodically: TTLs end, and blocked requests become safe, without any call.
+If another node was quicker, it begins anew. The living nodes also look by themselves, one after
+another: TTLs end, and blocked requests become safe, without any call. They take turns because a
+node may be cut off from the metadata store, alone and for long.
 
 Source: docs/protocol/maintenance.md.
 """
@@ -49,7 +50,7 @@ from cordwood.rebuilding import RebuildingSet
 logger = logging.getLogger(__name__)
 
 LOOK_S = 30.0
-"""The time between two looks of the node that looks by itself."""
+"""The time between two looks of nodes that look by themselves, and the length of a turn."""
 
 TRIES_MAX = 16
 """Each lost race is another caller's success."""
@@ -276,13 +277,19 @@ class MaintenanceCalls:
         """Look periodically, until cancelled."""
         while True:
             await asyncio.sleep(LOOK_S)
-            living = [node for node in self._members() if node not in self._dead()]
-            if self._me != min(living, default=self._me):
+            if not self._has_turn():
                 continue
             try:
                 await self._advance(_as_it_is)
             except CordwoodError as error:
                 logger.info("maintenance has to wait: %s", error)
+
+    def _has_turn(self) -> bool:
+        """Whether this node is to look now. Turns follow the clock, which is about the same on all
+        nodes; if it is not, two nodes look at once, or no node for a turn."""
+        living = sorted(node for node in self._members() if node not in self._dead())
+        turn = self._now_us() // round(LOOK_S * 1e6)
+        return not living or living[turn % len(living)] == self._me
 
     def _told(self, found: MaintenanceSet, applied: int = 0) -> MaintenanceReply:
         requests = [

@@ -60,6 +60,22 @@ async def test_a_request_that_is_blocked_is_granted_while_nobody_asks(
     assert [(each.nodes, each.is_granted) for each in known.requests] == [((2,), True)]
 
 
+@as_scenario(simulate, nodes=4)
+async def test_a_request_is_granted_while_the_first_node_is_cut_off_from_the_metadata_store(
+    cluster: ClusterAtHand,
+) -> None:
+    """Only the first living node looked by itself: for as long as it was cut off, no TTL ended."""
+    async with cluster.client(timeout_s=10) as store:
+        await store.append("a", b"value")
+        await ask(store, 2, ttl_s=60)
+        await ask(store, 3)
+    own = await cluster.start_with_own_way(1)
+    own.is_out = True
+    await asyncio.sleep(240)
+    known, _ = await MaintenanceStore(cluster.metadata).read()
+    assert [(each.nodes, each.is_granted) for each in known.requests] == [((3,), True)]
+
+
 @as_scenario(simulate, nodes=5)
 async def test_a_drain_empties_the_node_and_ends_with_its_request(cluster: ClusterAtHand) -> None:
     async with cluster.client(timeout_s=10) as store:
