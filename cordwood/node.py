@@ -299,7 +299,7 @@ class Node:
             ledger_store, LedgerMetadataStore(self._metadata), settings.node,
             LedgerAutorecovery(
                 settings.node, host, self._metadata, self._read_members,
-                lambda: self.server.address,
+                lambda: self.server.address, self._open_objects,
             ),
             lambda: self._tiering.open(),
         )  # fmt: skip

@@ -16,8 +16,10 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import AbstractAsyncContextManager
 
 from cordwood.client.store import Store, connected
+from cordwood.client.tier_store import OpenObjects
 from cordwood.errors import CordwoodError
 from cordwood.host.seams import Host
 from cordwood.layout.message import DoneReply
@@ -84,11 +86,13 @@ class LedgerAutorecovery:
         metadata: MetadataStore,
         members: Callable[[], Awaitable[Mapping[NodeId, Member]]],
         address: Callable[[], str],
+        open_objects: OpenObjects,
     ) -> None:
         """
         Args:
             members: reads the member list.
             address: this node's address; its repairs connect there, as any client.
+            open_objects: opens main storage, which has the entries of some ledgers.
         """
         self.repaired = 0
         self.checked = 0
@@ -102,6 +106,7 @@ class LedgerAutorecovery:
         self._marks = LedgerMarks(metadata)
         self._members = members
         self._address = address
+        self._open_objects = open_objects
         self._retries = Retries()
         self._audited: tuple[float, frozenset[NodeId]] | None = None
 
@@ -202,7 +207,7 @@ class LedgerAutorecovery:
             if found is not None and found.metadata.state is LedgerState.CLOSED:
                 closed.append(found.metadata)
         if closed:
-            async with connected((self._address(),), self._host, CLIENT) as store:
+            async with self._connected() as store:
                 for metadata in closed:
                     await self._check(store, metadata)
         self._checked_up_to = page[-1] if len(page) == CHECKED_A_LOOK else -1
@@ -230,6 +235,9 @@ class LedgerAutorecovery:
             logger.warning("ledger %d lacked %d copies: they were made anew", ledger, check.filled)
         if check.narrow:
             logger.info("ledger %d has entries in one failure domain only", ledger)
+
+    def _connected(self) -> AbstractAsyncContextManager[Store]:
+        return connected((self._address(),), self._host, CLIENT, self._open_objects)
 
     async def _mark(self, mark: Mark | None) -> bool:
         if mark is not None:
@@ -259,7 +267,7 @@ class LedgerAutorecovery:
         todo = [each for each in marked if self._retries.is_due(each, loop.time())]
         if not todo:
             return
-        async with connected((self._address(),), self._host, CLIENT) as store:
+        async with self._connected() as store:
             for ledger in todo:
                 if not await self._marks.is_on():
                     return

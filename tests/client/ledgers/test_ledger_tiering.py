@@ -507,3 +507,24 @@ class TestByItself:
             assert lost in (await store.ledgers.metadata(number)).newest.nodes
             assert {*(await kept_by(cluster, number)).values()} == {0}
             assert len(await (await store.ledgers.open(number)).read(0, 9)) == 10
+
+    @as_scenario(simulate, nodes=4, tier=LETS_GO, storage=QUICK)
+    async def test_the_check_of_copies_reads_main_storage_and_tells_what_is_lost_there(
+        self, cluster: ClusterAtHand, *, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        """The nodes' own check opened main storage by the address alone, which a program that runs
+        nodes with a store of its own does not have there: it could read no entry."""
+        async with cluster.client() as store:
+            whole, lost = [(await closed(store)).ledger_id for _ in range(2)]
+            for number in (whole, lost):
+                await store.ledgers.tier(number)
+            await asyncio.sleep(15)
+            assert {*(await kept_by(cluster, lost)).values()} == {0}
+            for name in objects(cluster, lost):
+                if "/manifest-" not in name:
+                    cluster.bucket.delete(name)
+            caplog.clear()
+            await asyncio.sleep(120)
+        said = [each.getMessage() for each in caplog.records]
+        assert any(f"ledger {lost}: " in text and "have no copy" in text for text in said)
+        assert not any(f"ledger {whole}: " in text for text in said)
