@@ -15,6 +15,8 @@ Source: docs/protocol/rebuilding.md ("A rebalance"); docs/sources/logdevice.md 2
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
+from itertools import groupby
+from operator import attrgetter
 from typing import NamedTuple
 
 from cordwood.nodes import Member, NodeId, Nodeset, Replication
@@ -45,12 +47,11 @@ def chosen(block: Held, shares: Iterable[Transfer]) -> Transfer | None:
     """The share that a block is part of, by its place; None for none, or if it was given."""
     point, at = _point(block), 0
     for share in shares:
+        # Many nodes together may give more than PARTS: then their shares go around more than once.
         is_in = (point - at) % PARTS < share.parts
         at += share.parts
         if is_in and share.source in block.copyset and share.target not in block.copyset:
             return share
-        if at >= PARTS:
-            return None  # more than all of the blocks were asked for
     return None
 
 
@@ -91,7 +92,7 @@ def plan_shares(
         held: bytes by node; missing nodes neither give nor get.
         targets: the only nodes that get something; none for all.
     Returns:
-        In the order of sources and targets; empty if all is even enough.
+        In the order of sources, see `_laid_out`; empty if all is even enough.
     """
     by_nodeset: dict[tuple[tuple[int, ...], int], dict[int, int]] = {}
     for node, groups in held.items():
@@ -114,7 +115,25 @@ def plan_shares(
         parts = min(PARTS, round(size / able_bytes * PARTS))
         if parts:
             shares.append(Transfer(source, target, parts))
-    return tuple(shares)
+    return _laid_out(shares)
+
+
+def _laid_out(shares: Iterable[Transfer]) -> tuple[Transfer, ...]:
+    """Shares in the order in which `chosen` gives each its part of all places.
+
+    A block can go to a target once. So where shares go around again, each time around begins with
+    another target: what two sources give to one target is in different places then.
+    """
+    found: list[Transfer] = []
+    for _, group in groupby(sorted(shares, key=_ends), key=attrgetter("source")):
+        mine = [*group]
+        turn = sum(each.parts for each in found) // PARTS % len(mine)
+        found += mine[turn:] + mine[:turn]
+    return tuple(found)
+
+
+def _ends(share: Transfer) -> tuple[int, int]:
+    return share.source, share.target
 
 
 def _even(

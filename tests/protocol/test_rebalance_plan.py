@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
+from itertools import permutations
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -95,6 +96,28 @@ def test_blocks_are_chosen_by_their_place_and_none_twice() -> None:
     number = next(n for n in range(1, 99) if chosen(block(n), shares) == shares[0])
     assert chosen(block(number, (4, 2, 3)), shares) is None, "it was given"
     assert chosen(block(number, (1, 4, 3)), shares) is None, "the target has it"
+
+
+def test_every_source_gives_its_part_where_all_give_more_than_one_whole() -> None:
+    """Five full and five empty nodes: two sources gave half of their blocks, and three nothing."""
+    nodes = tuple(range(1, 11))
+    members = {NodeId(node): Member(NodeId(node), "") for node in nodes}
+    copysets = [(*three,) for three in permutations(range(1, 6), 3)] * 100
+    blocks = [block(number, copyset) for number, copyset in enumerate(copysets, 1)]
+    sizes = {
+        node: [Group(nodes, 3, sum(node in each.copyset for each in blocks))] for node in nodes
+    }
+    shares = plan_shares(sizes, members)
+    assert sum(each.parts for each in shares) > 2 * PARTS
+    given: Counter[int] = Counter()
+    for each in blocks:
+        here = each
+        while (share := chosen(here, shares)) is not None:
+            given[share.source] += 1
+            left = tuple(share.target if n == share.source else n for n in here.copyset)
+            here = here._replace(copyset=left)
+    for source in range(1, 6):
+        assert 0.9 < given[source] / (sizes[source][0].bytes / 2) < 1.1
 
 
 def test_only_its_source_gives_a_block_and_only_one_that_lacks_no_copies() -> None:
