@@ -16,7 +16,7 @@ from __future__ import annotations
 import asyncio
 import logging
 
-from cordwood.errors import BadSetting, CordwoodError
+from cordwood.errors import BadSetting, CordwoodError, Corrupt
 from cordwood.host.seams import Host
 from cordwood.layout.logs_db import DirectoryEntry
 from cordwood.lsn import format_lsn
@@ -108,6 +108,7 @@ class LocalDrops:
         started so, readers would report all records in main storage as lost.
 
         Raises:
+            Corrupt: the manifest of a log cannot be read.
             CordwoodError: the metadata store or main storage does not answer.
         """
         await self._logs.refresh()
@@ -115,9 +116,18 @@ class LocalDrops:
         for log in await find_logs(store):
             info = self._logs.all.get(log)
             manifest = await self._objects.manifest(log)
-            # Trap: an accepted loss at the manifest's end may reach past the log's tail. This node
-            # would acknowledge the records that come there, and keep none.
-            end = await end_of_objects(manifest) if info is not None else 0
+            try:
+                # Trap: an accepted loss at the manifest's end may reach past the log's tail. This
+                # node would acknowledge the records that come there, and keep none.
+                end = await end_of_objects(manifest) if info is not None else 0
+            except Corrupt as error:
+                # Not passed over: its records that all other nodes let go of would be reported as
+                # lost.
+                raise Corrupt(
+                    f"this node has an empty disk, and cannot learn what main storage has of log "
+                    f"{log}: {error}. `cordwood tier repair {log}` writes the manifest anew; then "
+                    "the node starts"
+                ) from error
             if info is None or manifest.head is None:
                 continue
             end = max(end, manifest.head.start)
