@@ -376,6 +376,9 @@ class World:
             if isinstance(answer, Refusal):
                 return writer.on_failed(what.entry, ask.node, answer)
             return writer.on_stored(ask.node, what.entry)
+        if isinstance(what, writing.SendLac) and isinstance(answer, Refusal):
+            self.meet("a LAC was not taken")
+            writer.on_lac_failed(ask.node, what.lac)
         return []
 
     def tell_recovery(
@@ -498,6 +501,27 @@ class World:
         for copy in intact:
             same = (copy.size, copy.length) == (self.sizes[entry], sum(self.sizes[: entry + 1]))
             assert same, f"entry {entry} is not what was written"
+
+    def tell_quietly(self) -> None:
+        """No more faults and no more entries: the writer tells its LAC until no node is asked."""
+        self.calm = True
+        for node in self.nodes.values():
+            node.up, node.read_only = True, False
+        for _ in range(3 + ENTRIES):
+            while self.bag or self.replies:
+                self.deliver()
+                self.answer()
+                self.check()
+            for ask in [*self.asked]:
+                self.hand_over(ask, self.silence(ask))
+            self.tick()
+
+    def check_told(self) -> None:
+        """Each member knows how far a quiet ledger is confirmed: no entry tells it any more."""
+        assert self.writer is not None
+        for number in self.writer.ensemble:
+            told = self.nodes[number].told()
+            assert told == self.writer.lac, f"node {number} knows {told}, not {self.writer.lac}"
 
     def finish(self) -> None:
         """No more faults: both recoverers come to an end."""

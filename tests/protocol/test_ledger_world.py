@@ -11,7 +11,7 @@ from cordwood.ledger import NO_ENTRY, Striping, Versioned
 from cordwood.protocol import ledger_recovery as recovering
 from cordwood.protocol import ledger_writer as writing
 from cordwood.protocol.ledger_recovery import LedgerRecovery
-from cordwood.protocol.ledger_writer import LedgerWriter, Phase
+from cordwood.protocol.ledger_writer import LedgerWriter, Phase, WriterLimits
 from cordwood.quorum.ensemble import Answer
 
 STEPS = 250
@@ -66,6 +66,59 @@ class Wide(World):
 def test_4097_after_many_changes_the_metadata_names_the_nodes_that_have_an_entry() -> None:
     changes = [run(seed, Wide).met.get("an ensemble changed", 0) for seed in range(WIDE_SEEDS)]
     assert sum(count >= 3 for count in changes) > WIDE_SEEDS / 3
+
+
+class Quiet(Wide):
+    """No client recovers the ledger, and no disk is lost: the writer stays, and its entries end."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__(seed)
+        self.weariness = self.zeal = 0.0
+        self.losses, self.entries = 1, self.random.randint(1, 3)
+        self.writer = self.writer_kind(self.store, WriterLimits())
+
+    def die(self) -> None:
+        pass
+
+    def recover(self) -> None:
+        pass
+
+
+def run_quiet(seed: int, writer: type[LedgerWriter] = LedgerWriter) -> bool:
+    """One world whose writer has nothing more to add; whether it is still open.
+
+    Raises:
+        AssertionError: a member does not know the LAC.
+    """
+    kind = type("QuietOf", (Quiet,), {"writer_kind": writer})
+    world = kind(seed)
+    for _ in range(STEPS):
+        world.step()
+    world.tell_quietly()
+    if world.writer is None or world.writer.phase is not Phase.WRITING:
+        return False
+    world.check_told()
+    return "a LAC was not taken" in world.met
+
+
+def test_each_member_of_a_quiet_ledger_learns_its_lac_in_the_end() -> None:
+    assert sum(map(run_quiet, range(WIDE_SEEDS))) > WIDE_SEEDS / 10
+
+
+class TellsItsLacOnce(LedgerWriter):
+    """A LAC that a node did not take is not sent again."""
+
+    def on_lac_failed(self, node: int, lac: int) -> None:
+        pass
+
+
+def test_a_writer_that_tells_its_lac_once_is_found() -> None:
+    def hunt() -> None:
+        for seed in range(WIDE_SEEDS):
+            run_quiet(seed, TellsItsLacOnce)
+
+    with pytest.raises(AssertionError, match="knows"):
+        hunt()
 
 
 def world_of(
