@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import random
 
 import pytest
-from cluster_at_hand import ClusterAtHand, read_all, simulate
+from cluster_at_hand import ClusterAtHand, read_all, simulate, until
 from scenarios import as_scenario
 from swaps import swap
 
 from cordwood.block import Gap, GapKind, Record
 from cordwood.errors import UnknownLog
 from cordwood.log_attributes import LogAttributes
-from cordwood.lsn import make_lsn
+from cordwood.lsn import EVENT_LOG, make_lsn
 from cordwood.metadata.log_entries import id_key
 from cordwood.metadata.log_tree import LogTree
 from cordwood.metadata.memory import MemoryMetadata
+from cordwood.node import Node
 from cordwood.settings import StorageSettings
+from cordwood.storage.space.retention import Retention
 
 LOG = 1
 STORAGE = StorageSettings(flush_age_s=0.5, partition_age_s=2, retention_every_s=1)
@@ -199,6 +202,64 @@ class TestDeleted:
         simulate(
             scenario,
             nodes=3,
+            storage=StorageSettings(
+                flush_age_s=0.5, partition_age_s=2, retention_every_s=1, deleted_keep_s=10
+            ),
+        )
+
+    def test_the_event_log_needs_no_question_and_stays(self, monkeypatch: pytest.MonkeyPatch):
+        """The list of logs has never named it, so each change of the tree asked for it again."""
+        asked: list[int] = []
+        passes: list[bool] = []
+        is_in_pass = contextvars.ContextVar("is_in_pass", default=False)
+        by_id, event_log, look = LogTree.by_id, LogTree.event_log, Retention.look
+
+        async def counted(tree: LogTree, log: int):
+            if is_in_pass.get():
+                asked.append(log)
+            return await by_id(tree, log)
+
+        async def counted_event_log(tree: LogTree):
+            if is_in_pass.get():
+                asked.append(EVENT_LOG)
+            return await event_log(tree)
+
+        async def noted(retention: Retention):
+            token = is_in_pass.set(True)
+            try:
+                await look(retention)
+                passes.append(True)
+            finally:
+                is_in_pass.reset(token)
+
+        swap(monkeypatch, LogTree.by_id, counted)
+        swap(monkeypatch, LogTree.event_log, counted_event_log)
+        swap(monkeypatch, Retention.look, noted)
+
+        async def scenario(cluster: ClusterAtHand) -> None:
+            async with cluster.client() as store:
+                await until(lambda: all(holds(node) for node in cluster.running.values()))
+                await store.log_tree.set_attributes("/", LogAttributes(backlog_s=5))
+                await write(store, "log", 1)
+                cluster.kill(5)  # and so the event log has records
+                await asyncio.sleep(40)
+                await store.log_tree.delete("log")
+                passes.clear()
+                await asyncio.sleep(40)
+                assert len(passes) > 4 * 30, "retention looked"
+                assert {*asked} == {1}
+                kept = [node.engine for node in cluster.running.values()]
+                assert not any(engine.trim_of(EVENT_LOG) for engine in kept)
+                assert any(engine.logs.last(EVENT_LOG) for engine in kept)
+
+        def holds(node: Node) -> bool:
+            return EVENT_LOG in node.engine.cache.logs
+
+        simulate(
+            scenario,
+            nodes=5,
+            rebuild_after_s=5.0,
+            replicated_events=True,
             storage=StorageSettings(
                 flush_age_s=0.5, partition_age_s=2, retention_every_s=1, deleted_keep_s=10
             ),

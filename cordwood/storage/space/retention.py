@@ -13,6 +13,9 @@ node's logs first, then the list of the metadata store. Then it looks up each lo
 once more by itself, because a log may have been made in between. A log counts as deleted only if
 its own entry says that it was deleted. An error ends the pass.
 
+The event log is left out: it has no entry in the tree, nobody can delete it, and its attributes
+have no bound. Only its writers trim it, below a snapshot (docs/protocol/event-log.md, rule 3).
+
 Source: docs/sources/logdevice.md 2.13 (a loop every 30 s; deleted logs kept for days);
 docs/sources/bookkeeper.md (c), "GC" (snapshot local ids first; only a definite "no such ledger"
 deletes).
@@ -30,7 +33,7 @@ from cordwood.errors import CordwoodError, Corrupt, Malformed
 from cordwood.host.seams import Clock
 from cordwood.layout.logs_db import DirectoryEntry
 from cordwood.log_attributes import LogAttributes
-from cordwood.lsn import LogId
+from cordwood.lsn import EVENT_LOG, LogId
 from cordwood.metadata.log_tree import LogTree
 from cordwood.protocol.retention import (
     Part,
@@ -123,7 +126,9 @@ class Retention:
 
     async def _learn_attributes(self) -> None:
         """Learn the attributes of every log that this node holds, or that the log is gone."""
-        held = set(self._engine.cache.logs)
+        # Not the event log: the list has never named it, so each change of the tree would ask for
+        # it again.
+        held = {*self._engine.cache.logs} - {EVENT_LOG}
         changes = await self._tree.changes()
         if changes == self._changes and held <= self._attributes.keys() | self._missing.keys():
             return
