@@ -89,10 +89,10 @@ from cordwood.metadata.membership import Membership
 from cordwood.metadata.publications import Publications
 from cordwood.metadata.store import MetadataStore
 from cordwood.nodes import Authority, Member, NodeId, Nodeset
+from cordwood.protocol.event_log import has_place
 from cordwood.protocol.node_states import NodeStates
 from cordwood.protocol.store_times import StoreTimes
 from cordwood.quorum.authority import REBUILT
-from cordwood.quorum.copyset import can_lose
 from cordwood.recovery.collect_digest import DigestReads
 from cordwood.recovery.heard import Statuses, statuses_of
 from cordwood.recovery.purge import Purges
@@ -601,14 +601,12 @@ class Node:
         and every member follows it.
 
         An epoch keeps the nodeset that it begins with, and until the log has said that a node is
-        lost its recovery counts on that node. With one copy, a lost node takes events along.
+        lost its recovery counts on that node.
         """
-        info = await self._logs.by_id(EVENT_LOG)
+        info = await self._logs.event_log()
         members = await self._membership.members()
         able = tuple(each for each in members if each.weight > 0)
-        if info is None or not able or info.replication.copies < 2:
-            return False
-        if not can_lose(info.replication.copies - 1, Nodeset(able), info.replication):
+        if not able or not has_place(Nodeset(able), info.replication):
             return False
         # Race: a node that starts with an older version behind this look follows nothing, as any
         # older version does that starts after the move.

@@ -167,7 +167,7 @@ class LogTree:
     async def by_id(self, log_id: int) -> LogInfo | None:
         """A log by number, None if it does not exist. Three round trips."""
         if log_id == EVENT_LOG:
-            return self._event_log(await self.directories())
+            return await self.event_log()
         if not 1 <= log_id <= LOG_ID_MAX:
             return None
         # Again where it was renamed between the readings: the name just read has gone.
@@ -190,9 +190,17 @@ class LogTree:
     async def described(self, log_id: LogId) -> LogInfo | None:
         """A log by number, for callers that know that it is there, or was. One round trip."""
         if log_id == EVENT_LOG:
-            return self._event_log(await self.directories())
+            return await self.event_log()
         log, directories = await asyncio.gather(self._entries.log(log_id), self.directories())
         return self._info(log_id, log, directories) if log is not None else None
+
+    async def event_log(self) -> LogInfo:
+        """The event log, which has no entry and is always there: it is replicated as logs at the
+        root are, over so few nodes that R - 1 of them seldom go at once. One round trip."""
+        scopes = self._whole("/", LogAttributes(), await self.directories()).replicate_across
+        copies = LogAttributes(replicate_across=scopes).over(DEFAULTS).replication.copies
+        own = LogAttributes(replicate_across=scopes, nodeset_size=2 * copies + 1)
+        return LogInfo(EVENT_LOG, EVENT_LOG_NAME, own=own, attributes=own.over(DEFAULTS))
 
     async def list(self, prefix: str = "/", *, only_readable: bool = False) -> list[LogInfo]:
         """Logs at the path `prefix` and below it, by name.
@@ -500,14 +508,6 @@ class LogTree:
         return decode(found.value, _Changes, _CHANGES).count if found else 0
 
     # Entries.
-
-    def _event_log(self, directories: Directories) -> LogInfo:
-        """The event log, which has no entry: it is replicated as logs at the root are, over so few
-        nodes that R - 1 of them seldom go at once."""
-        scopes = self._whole("/", LogAttributes(), directories).replicate_across
-        copies = LogAttributes(replicate_across=scopes).over(DEFAULTS).replication.copies
-        own = LogAttributes(replicate_across=scopes, nodeset_size=2 * copies + 1)
-        return LogInfo(EVENT_LOG, EVENT_LOG_NAME, own=own, attributes=own.over(DEFAULTS))
 
     def _info(self, log_id: LogId, log: LogEntry, directories: Directories) -> LogInfo:
         whole = self._whole(log.name, log.attributes, directories)

@@ -31,7 +31,8 @@ from typing import NamedTuple, assert_never
 
 from msgspec.structs import replace
 
-from cordwood.nodes import Authority, NodeId
+from cordwood.nodes import Authority, NodeId, Nodeset, Replication
+from cordwood.quorum.copyset import can_lose
 from cordwood.rebuilding import (
     RANGES_MAX,
     Aborted,
@@ -54,6 +55,21 @@ from cordwood.rebuilding import (
 REBUILDING_MAX = 0.35
 """Share of all nodes. If more are away, the cause is the network or the power, and rebuilding would
 fill the disks of the nodes that are left."""
+
+
+def has_place(nodeset: Nodeset, replication: Replication) -> bool:
+    """Say whether nodes can keep the replicated event log with any R - 1 of them lost.
+
+    Otherwise the log could store neither its copies nor the end of an epoch, and so it could not
+    record the loss. With one copy, a lost node takes events along.
+
+    Args:
+        nodeset: the members that take records.
+        replication: of the log, R copies.
+    Source: docs/protocol/event-log.md, "What the metadata store keeps".
+    """
+    lost = replication.copies - 1
+    return lost > 0 and can_lose(lost, nodeset, replication)
 
 
 class Verdict(enum.Enum):
