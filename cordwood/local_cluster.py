@@ -32,7 +32,8 @@ from cordwood.host.seams import DirLock
 from cordwood.layout.json_text import read_json
 from cordwood.metadata.where import parse_zookeeper
 from cordwood.node_process import encode_settings
-from cordwood.nodes import NodeId, Replication
+from cordwood.nodes import Member, NodeId, Nodeset, Replication
+from cordwood.protocol.event_log import has_place
 from cordwood.settings import MIB, NodeSettings, StorageSettings, TierSettings
 
 logger = logging.getLogger(__name__)
@@ -61,7 +62,9 @@ class ClusterShape(msgspec.Struct, frozen=True):
         ports: one for each node, so that a restarted node is found where it was.
         metadata: `zookeeper://host:port,…/path`; "" is an SQLite file in the directory.
         tier_store: the address of main storage; "" is `history` in the directory.
-        replicated_events: see `NodeSettings`.
+        replicated_events: see `NodeSettings`. None lets `local_cluster` choose: on for a new
+            cluster whose nodes can keep the event log, off for a directory whose file does not say
+            it, because the events do not move back.
     """
 
     nodes: int = 5
@@ -72,7 +75,7 @@ class ClusterShape(msgspec.Struct, frozen=True):
     ports: tuple[int, ...] = ()
     metadata: str = ""
     tier_store: str = ""
-    replicated_events: bool = False
+    replicated_events: bool | None = None
 
     def __post_init__(self) -> None:
         if not 1 <= self.nodes <= 64:
@@ -87,6 +90,21 @@ class ClusterShape(msgspec.Struct, frozen=True):
         Replication(self.copies, self.copy_racks)
         if self.metadata:
             parse_zookeeper(self.metadata)
+
+    @property
+    def replication(self) -> Replication:
+        """The default of new logs."""
+        return Replication(self.copies, self.copy_racks)
+
+    def rack(self, node: NodeId) -> str:
+        """Where a node stands."""
+        return f"rack{(node - 1) % self.racks + 1}"
+
+    def keeps_event_log(self) -> bool:
+        """Whether its nodes can keep the replicated event log (docs/protocol/event-log.md)."""
+        numbers = map(NodeId, range(1, self.nodes + 1))
+        members = tuple(Member(node, "", self.rack(node)) for node in numbers)
+        return has_place(Nodeset(members), self.replication)
 
 
 @dataclass(slots=True)
@@ -145,7 +163,7 @@ class LocalCluster:
             NodeId(number): LocalNode(
                 NodeId(number),
                 f"{self._host(NodeId(number))}:{shape.ports[number - 1]}",
-                f"rack{(number - 1) % shape.racks + 1}",
+                shape.rack(NodeId(number)),
                 os.path.join(directory, f"node-{number}"),
             )
             for number in range(1, shape.nodes + 1)
@@ -284,9 +302,9 @@ class LocalCluster:
             metadata=self.metadata,
             listen=node.address,
             location=node.location,
-            default_replication=Replication(self.shape.copies, self.shape.copy_racks),
+            default_replication=self.shape.replication,
             create_logs=True,
-            replicated_events=self.shape.replicated_events,
+            replicated_events=bool(self.shape.replicated_events),
             storage=self._storage,
             tier=self._tier,
         )
@@ -399,20 +417,38 @@ def _read_or_make_shape(path: str, shape: ClusterShape | None, port: int) -> Clu
                 f"{file_path} names {len(found.ports)} ports for {found.nodes} nodes: bring back "
                 "the file that `cordwood up` wrote, or give another --dir"
             )
-        if shape is not None and msgspec.structs.replace(shape, ports=found.ports) != found:
+        # A version before the field, or an operator, made it: no start moves its events unasked.
+        found = _with_events(found, replicated=False)
+        if shape is not None and not _is_asked_for(shape, found):
+            events = "replicated" if found.replicated_events else "in the metadata store"
             raise BadSetting(
                 f"{path} holds a cluster of another shape ({found.nodes} nodes, "
                 f"{found.racks} racks, WAL {found.wal_bytes // MIB} MiB, metadata in "
-                f"{found.metadata or 'SQLite'}): leave the options out, or give another --dir"
+                f"{found.metadata or 'SQLite'}, events {events}): leave the options out, or give "
+                "another --dir"
             )
         return found
     if os.path.exists(os.path.join(path, "node-1", "identity")):
         raise BadSetting(f"{path} is an embedded store, not a cluster: give another --dir")
     chosen = shape or ClusterShape()
     chosen = msgspec.structs.replace(chosen, ports=_free_ports(chosen.nodes, port))
+    chosen = _with_events(chosen, replicated=chosen.keeps_event_log())
     _check_space(path, chosen)
     write_whole(file_path, msgspec.json.encode(chosen))
     return chosen
+
+
+def _is_asked_for(asked: ClusterShape, found: ClusterShape) -> bool:
+    """Whether a cluster has the shape that is asked for, in all that the shape says."""
+    asked = msgspec.structs.replace(asked, ports=found.ports)
+    return _with_events(asked, replicated=bool(found.replicated_events)) == found
+
+
+def _with_events(shape: ClusterShape, *, replicated: bool) -> ClusterShape:
+    """A shape that says where its events are: as told, if it leaves this open."""
+    if shape.replicated_events is not None:
+        return shape
+    return msgspec.structs.replace(shape, replicated_events=replicated)
 
 
 def _check_space(path: str, shape: ClusterShape) -> None:

@@ -181,7 +181,6 @@ async def test_a_node_is_lost_and_rebuilt_while_the_metadata_store_is_away(
             2,
             16 * MIB,
             metadata=f"zookeeper://{server.address}/c/one",
-            replicated_events=True,
         )
         async with (
             local_cluster(str(tmp_path / "cluster"), shape) as cluster,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import re
 import signal
@@ -13,6 +14,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import msgspec
 import pytest
 import uvloop
 from scenarios import as_scenario, awaited_by
@@ -30,8 +32,11 @@ from cordwood.errors import (
     StoreInUse,
     Unreachable,
 )
+from cordwood.host.real import real_host
 from cordwood.local_cluster import ClusterShape, LocalCluster, find_address, local_cluster
 from cordwood.lsn import Lsn
+from cordwood.metadata.event_log import StoredEventLog
+from cordwood.metadata.where import open_metadata
 from cordwood.nodes import NodeId
 from cordwood.settings import MIB, ClientSettings
 
@@ -242,6 +247,71 @@ def is_alive(pid: int) -> bool:
     except FileNotFoundError:
         return False
     return state != "Z"
+
+
+def told_nodes(path: Path) -> set[bool]:
+    """Whether the last start told the nodes to move events into the event log."""
+    return {
+        json.loads(each.read_bytes())["replicated_events"]
+        for each in path.glob("node-*/settings.json")
+    }
+
+
+async def has_moved(cluster: LocalCluster) -> bool:
+    """Whether the events are in the event log."""
+    async with real_host() as host:
+        metadata = open_metadata(cluster.metadata, host)
+        try:
+            return await StoredEventLog(metadata).read_base() is not None
+        finally:
+            await metadata.close()
+
+
+class TestEventLog:
+    """Only new clusters begin with the replicated event log: the events do not move back."""
+
+    @as_scenario(awaited_by(uvloop.run))
+    async def test_a_new_cluster_with_nodes_enough_has_it_and_keeps_it(
+        self, *, tmp_path: Path
+    ) -> None:
+        async with running(tmp_path, TWO_OF_THREE) as (cluster, _):
+            assert told_nodes(tmp_path) == {True}
+            async with asyncio.timeout(60):
+                while not await has_moved(cluster):  # noqa: ASYNC110 - a file has no event
+                    await asyncio.sleep(0.2)
+        for shape in (None, TWO_OF_THREE):
+            async with running(tmp_path, shape) as (_, store):
+                await store.append("log", b"value")
+                assert told_nodes(tmp_path) == {True}
+        stored = msgspec.structs.replace(TWO_OF_THREE, replicated_events=False)
+        with pytest.raises(BadSetting, match=r"another shape .*, events replicated"):
+            await local_cluster(str(tmp_path), stored).__aenter__()
+
+    @pytest.mark.parametrize("wrote", ["nothing", "off"])
+    @as_scenario(awaited_by(uvloop.run))
+    async def test_a_directory_from_before_it_keeps_its_events_where_they_are(
+        self, *, tmp_path: Path, wrote: str
+    ) -> None:
+        stored = msgspec.structs.replace(TWO_OF_THREE, replicated_events=False)
+        async with running(tmp_path, stored) as (_, store):
+            await store.append("log", b"value")
+        path = tmp_path / "cluster.json"
+        if wrote == "nothing":
+            shape = json.loads(path.read_bytes())
+            del shape["replicated_events"]  # as versions before the field wrote it
+            path.write_text(json.dumps(shape))
+        before = path.read_bytes()
+        for shape in (None, TWO_OF_THREE, stored):
+            async with running(tmp_path, shape) as (cluster, store):
+                await store.append("log", b"value")
+                assert told_nodes(tmp_path) == {False}
+                assert not await has_moved(cluster)
+        assert path.read_bytes() == before
+
+    @as_scenario(awaited_by(uvloop.run))
+    async def test_a_new_cluster_with_too_few_nodes_has_none(self, *, tmp_path: Path) -> None:
+        async with running(tmp_path, THREE_OF_THREE):
+            assert told_nodes(tmp_path) == {False}
 
 
 class TestRefusals:

@@ -65,6 +65,34 @@ def test_the_defaults_agree_with_one_another() -> None:
     ClusterShape()
 
 
+@pytest.mark.parametrize(
+    ("nodes", "racks", "copies", "copy_racks", "expected"),
+    [
+        (5, 3, 3, 2, True),  # two are lost: three nodes in two racks are left
+        (6, 3, 3, 2, True),
+        (4, 3, 3, 2, False),  # two are lost: two nodes cannot have three copies
+        (5, 2, 3, 2, False),  # the two nodes of rack 2 are lost: one rack is left
+        (6, 2, 3, 2, True),
+        (4, 4, 3, 3, False),
+        (5, 5, 3, 3, True),
+        (3, 3, 2, 2, True),
+        (3, 2, 2, 2, False),  # the only node of rack 2
+        (2, 2, 2, 2, False),
+        (9, 3, 1, 1, False),  # with one copy a lost node takes events along
+    ],
+)
+def test_a_new_cluster_can_keep_its_event_log_with_all_but_one_copy_lost(
+    nodes: int, racks: int, copies: int, copy_racks: int, *, expected: bool
+) -> None:
+    shape = ClusterShape(nodes, racks, copies, copy_racks)
+    assert shape.keeps_event_log() is expected
+    assert shape.replicated_events is None, "a shape leaves it to the maker of the cluster"
+
+
+def test_a_node_by_itself_moves_no_events() -> None:
+    assert not node().replicated_events
+
+
 def test_a_budget_that_is_none_is_refused_with_what_is_one() -> None:
     with pytest.raises(BadSetting, match=r"storage\.wal_budget: .*'fast'.* gp3, or IOPS,MIB_PER_S"):
         StorageSettings(wal_budget="fast")
