@@ -280,7 +280,8 @@ class NodeSettings:
             log, so that it can be said while the metadata store is away; once moved, it stays
             there, and holds for every node. The move waits until the cluster has nodes enough
             (docs/protocol/event-log.md), and all of them run a version that follows the log.
-            Off: what it does after a loss beyond its copies is new, and there is no way back.
+            Off: there is no way back, so a cluster moves only by order. Clusters that `cordwood up`
+            makes newly have it on (`local_cluster.ClusterShape`).
     """
 
     node: NodeId
