@@ -13,6 +13,7 @@ from swaps import swap
 from cordwood.client.store import Store
 from cordwood.errors import BadSetting, Unreachable
 from cordwood.layout.waves import StoredBlock
+from cordwood.lsn import EVENT_LOG
 from cordwood.settings import StorageSettings
 from cordwood.sim.damage import damage_tables, damage_wal
 from cordwood.storage.repair.copy_fetch import CopyFetches
@@ -42,6 +43,17 @@ async def test_a_cluster_judges_its_logs_by_nodes_racks_and_those_that_are_down(
         for nodes, racks in (([9], []), ([], ["rack9"]), ([], [])):
             with pytest.raises(BadSetting):
                 await store.check_impact(nodes, racks)
+
+
+@as_scenario(simulate, nodes=5, replicated_events=True)
+async def test_the_event_log_is_judged_like_any_log_and_has_a_name(cluster: ClusterAtHand) -> None:
+    async with cluster.client(timeout_s=10) as store:
+        await until(lambda: any(EVENT_LOG in each.sequencing for each in cluster.running.values()))
+        found = await store.check_impact([1])
+        assert (found.logs, found.findings) == (1, [])
+        found = await store.check_impact([1, 2, 3])
+        assert [each.stops for each in found.findings][:2] == ["writes", "reads"]
+        assert [each.name for each in found.findings[0].examples] == ["the event log"]
 
 
 async def stops(store: Store, node: int) -> set[str]:
