@@ -209,6 +209,18 @@ class LedgerMetadata(Struct, frozen=True, omit_defaults=True, forbid_unknown_fie
         """The fragment that the writer writes to, or wrote to last."""
         return self.fragments[-1]
 
+    @property
+    def settled(self) -> tuple[Fragment, ...]:
+        """Fragments that get no more entries: all of a closed ledger, and otherwise all before the
+        newest one. All entries of these fragments were acknowledged: each fragment begins right
+        above the LAC."""
+        return self.fragments if self.state is LedgerState.CLOSED else self.fragments[:-1]
+
+    @property
+    def settled_last(self) -> int:
+        """The last entry of the settled fragments, -1 for none."""
+        return self.last if self.state is LedgerState.CLOSED else self.newest.first - 1
+
     def nodes_at(self, entry: int) -> tuple[int, ...]:
         """The ensemble that an entry is written to."""
         for each in reversed(self.fragments):
@@ -222,6 +234,16 @@ class LedgerMetadata(Struct, frozen=True, omit_defaults=True, forbid_unknown_fie
         kept = tuple(each for each in self.fragments if each.first < first)
         assert len(kept) >= len(self.fragments) - 1, "only the newest fragment is replaced"
         return replace(self, fragments=(*kept, Fragment(first, nodes)))
+
+    def with_node(self, first: int, place: int, node: int) -> LedgerMetadata:
+        """The fragment that begins at `first` names another node in this place: it has all copies
+        that belong there."""
+        fragments = [*self.fragments]
+        (number,) = (at for at, each in enumerate(fragments) if each.first == first)
+        nodes = [*fragments[number].nodes]
+        nodes[place] = node
+        fragments[number] = Fragment(first, tuple(nodes))
+        return replace(self, fragments=tuple(fragments))
 
     def recovering(self) -> LedgerMetadata:
         """The writer is shut out, until a recovery closes the ledger."""
@@ -263,8 +285,9 @@ def may_follow(before: LedgerMetadata, after: LedgerMetadata) -> bool:
 
     The creator's choices stay, the state only advances, and an end never changes. A fragment's
     first entry stays as well, except for the newest fragment of an unclosed ledger. Other fragments
-    only get other nodes, when their entries are copied. Main storage holds a ledger for good, and
-    by the attempt that was in force before.
+    only get other nodes, when their entries are copied, also in an unclosed ledger. No fragment is
+    left out: its entries would be looked for on the nodes of the fragment before. Main storage
+    holds a ledger for good, and by the attempt that was in force before.
     """
     if after.state not in _STEPS[before.state]:
         return False
@@ -279,7 +302,17 @@ def may_follow(before: LedgerMetadata, after: LedgerMetadata) -> bool:
     old, new = ([each.first for each in value.fragments] for value in (before, after))
     if before.state is LedgerState.CLOSED:
         return (before.last, before.length, old) == (after.last, after.length, new)
-    return new[: len(old) - 1] == old[:-1]
+    return len(new) >= len(old) and new[: len(old) - 1] == old[:-1]
+
+
+def is_only_repaired(before: LedgerMetadata, after: LedgerMetadata) -> bool:
+    """Whether other clients changed nothing but nodes of settled fragments, and the nodes that
+    join: copies were made, and the newest fragment is as its writer left it."""
+    if after.newest != before.newest or after.state is not before.state:
+        return False
+    firsts = [[each.first for each in value.fragments] for value in (before, after)]
+    same = replace(after, fragments=before.fragments, joining=before.joining)
+    return firsts[0] == firsts[1] and same == before
 
 
 def _may_tier(before: LedgerMetadata, after: LedgerMetadata) -> bool:

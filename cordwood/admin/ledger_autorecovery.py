@@ -35,7 +35,16 @@ from cordwood.metadata.ledger_marks import LedgerMarks
 from cordwood.metadata.ledgers import LedgerMetadataStore
 from cordwood.metadata.store import MetadataStore
 from cordwood.nodes import Member, NodeId
-from cordwood.protocol.ledger_autorecovery import Mark, Retries, Step, mark_of, named, step
+from cordwood.protocol.ledger_autorecovery import (
+    Mark,
+    Retries,
+    Step,
+    mark_of,
+    may_finish,
+    may_refill,
+    named,
+    step,
+)
 from cordwood.quorum.authority import rebuilt_nodes
 from cordwood.settings import ClientSettings
 
@@ -193,7 +202,7 @@ class LedgerAutorecovery:
         """Check the copies of a few ledgers, and store copies that a node lost without a report.
 
         A round looks at the ends of each fragment. If a copy is missing there, it looks at the
-        whole ledger.
+        whole ledger. The last fragment of an open ledger is left to its writer.
         """
         now_s = asyncio.get_running_loop().time()
         if self._checked_up_to < 0:
@@ -201,14 +210,15 @@ class LedgerAutorecovery:
                 return
             self._round_began = now_s
         page = await self._ledgers.page(self._checked_up_to, CHECKED_A_LOOK)
-        closed: list[LedgerMetadata] = []
+        some: list[LedgerMetadata] = []
         for ledger in page:
             found = await self._ledgers.get_if_readable(ledger)
-            if found is not None and found.metadata.state is LedgerState.CLOSED:
-                closed.append(found.metadata)
-        if closed:
+            # A recovery writes its entries again, and is soon over.
+            if found is not None and found.metadata.state is not LedgerState.IN_RECOVERY:
+                some += [found.metadata] if found.metadata.settled else []
+        if some:
             async with self._connected() as store:
-                for metadata in closed:
+                for metadata in some:
                     await self._check(store, metadata)
         self._checked_up_to = page[-1] if len(page) == CHECKED_A_LOOK else -1
 
@@ -216,11 +226,12 @@ class LedgerAutorecovery:
         ledger, password = metadata.ledger, metadata.password
         try:
             async with asyncio.timeout(REPAIR_S) as patience:
-                check = await store.ledgers.check(ledger, password, share=0)
+                check = await store.ledgers.check(ledger, password, share=0, settled=True)
                 if not check.is_whole:
                     check = await store.ledgers.check(
-                        ledger, password, fills=True, on_progress=lambda _: _extend(patience)
-                    )
+                        ledger, password, fills=True, settled=True,
+                        on_progress=lambda _: _extend(patience),
+                    )  # fmt: skip
         except (CordwoodError, TimeoutError) as error:
             logger.info("the copies of ledger %d are asked for in another round: %s", ledger, error)
             return
@@ -315,16 +326,18 @@ class LedgerAutorecovery:
             case Step.DONE:
                 await self._marks.finish(mark.ledger, version)
             case Step.REPAIR if metadata is not None:
-                whole = _whole(await self._members())
-                back = [node for node in mark.nodes if node in whole]
-                await store.ledgers.repair(
-                    mark.ledger, metadata.password, nodes=mark.nodes, refills=back,
-                    on_progress=lambda _: _extend(patience),
-                )  # fmt: skip
+                await self._copy(store, mark, metadata, patience)
                 self.repaired += 1
                 logger.info("ledger %d has all its copies again", mark.ledger)
                 # The metadata still names nodes that were filled in their own places.
                 await self._marks.finish(mark.ledger, version)
+            case Step.REPAIR_OLDER if metadata is not None:
+                await self._copy(store, mark, metadata, patience, older=True)
+                self.repaired += 1
+                logger.info("open ledger %d: its older fragments are whole again", mark.ledger)
+                after = await self._ledgers.get(mark.ledger)
+                if may_finish(metadata, after and after.metadata, mark):
+                    await self._marks.finish(mark.ledger, version)
             case Step.RECOVER if metadata is not None:
                 await store.ledgers.recover(
                     mark.ledger, metadata.password, on_progress=lambda _: _extend(patience)
@@ -332,6 +345,23 @@ class LedgerAutorecovery:
             case _:
                 return False
         return True
+
+    async def _copy(
+        self,
+        store: Store,
+        mark: Mark,
+        metadata: LedgerMetadata,
+        patience: asyncio.Timeout,
+        *,
+        older: bool = False,
+    ) -> None:
+        """Make the copies of a marked ledger: of all of it, or of the fragments before its last."""
+        whole = _whole(await self._members())
+        back = [node for node in mark.nodes if node in whole and may_refill(metadata, mark)]
+        await store.ledgers.repair(
+            mark.ledger, metadata.password, nodes=mark.nodes, refills=back, older=older,
+            on_progress=lambda _: _extend(patience),
+        )  # fmt: skip
 
 
 def _extend(patience: asyncio.Timeout) -> None:

@@ -9,7 +9,8 @@ also where they are let in again meanwhile with an empty disk. *Workers* take ma
   lost node. A living writer replaces the node with its next entry. So after the grace the ledger
   has no writer, or an idle writer, which is shut out;
 - a ledger that main storage has lacks no copies, even if its fragments name lost nodes;
-- a ledger with a whole last fragment is left to its writer. It waits until its writer closes it.
+- of an open ledger with a whole last fragment, the fragments before are repaired. Its writer goes
+  on meanwhile, and the last fragment is left to it.
 
 A rule: states in, what to do out.
 
@@ -54,6 +55,7 @@ class Step(enum.Enum):
 
     DONE = "nothing of the ledger names these nodes"
     REPAIR = "copy its entries to other nodes"
+    REPAIR_OLDER = "copy entries of the fragments before the last, which its writer goes on with"
     RECOVER = "close it first"
     WAIT = "its writer may go on, or the grace is not over"
 
@@ -114,8 +116,42 @@ def step(metadata: LedgerMetadata | None, mark: Mark, now_us: int) -> Step:
     newest = metadata.newest
     is_short = newest.first == mark.short_from and bool({*newest.nodes} & {*mark.nodes})
     # A ledger in recovery has no writer any more, and perhaps no client that ends the recovery.
-    may_end = is_short or metadata.state is LedgerState.IN_RECOVERY
-    return Step.RECOVER if may_end and is_over else Step.WAIT
+    if is_short or metadata.state is LedgerState.IN_RECOVERY:
+        return Step.RECOVER if is_over else Step.WAIT
+    return Step.REPAIR_OLDER if lacks_older(metadata, {*mark.nodes}) else Step.WAIT
+
+
+def lacks_older(metadata: LedgerMetadata, lost: Set[int]) -> bool:
+    """Whether a lost node is named beside the newest fragment: by a settled one, or as joining."""
+    settled = {node for each in metadata.settled for node in each.nodes}
+    return bool(lost & (settled | {*metadata.joining}))
+
+
+def may_refill(metadata: LedgerMetadata, mark: Mark) -> bool:
+    """Whether marked nodes that are back may be filled in their own places.
+
+    They are named afterwards as before. So the mark must go after that, or they would be filled
+    again at each look. It cannot go while the newest fragment of an open ledger names one of them.
+    """
+    is_closed = metadata.state is LedgerState.CLOSED
+    return is_closed or not {*metadata.newest.nodes} & {*mark.nodes}
+
+
+def may_finish(before: LedgerMetadata, after: LedgerMetadata | None, mark: Mark) -> bool:
+    """Whether nothing is left of a mark once the older fragments of an open ledger are repaired.
+
+    A fragment that was the newest before the repair was not repaired, nor any that came later. If
+    one of these names a marked node, the mark stays.
+
+    Args:
+        before: the metadata by which the repair was chosen.
+        after: read after the repair; None if the ledger was deleted.
+    """
+    if after is None:
+        return True
+    rest = after.fragments[len(before.fragments) - 1 :]
+    named_still = {*after.joining, *(node for each in rest for node in each.nodes)}
+    return not named_still & {*mark.nodes}
 
 
 class Retries:

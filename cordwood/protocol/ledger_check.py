@@ -1,9 +1,9 @@
 """Checks whether a ledger has its copies: which entries are checked, and the findings.
 
 Each member of an entry's write set is asked for its copy. An entry of a closed ledger should have
-Qw whole copies. An entry of an open one that is confirmed should have Qa: its writer may still be
-sending the others. A silent node counts as having its copies, and the report names it. An entry
-without a
+Qw whole copies, and so should an entry of a *settled* fragment of an open one: all fragments before
+the newest. A confirmed entry of the newest fragment should have Qa: its writer may still be sending
+the others. A silent node counts as having its copies, and the report names it. An entry without a
 whole copy is lost only if all its nodes answered.
 
 Main storage has every entry of a *tiered* ledger, so nodes need no copies, and none is made anew.
@@ -23,7 +23,7 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from cordwood.ledger import LedgerMetadata, LedgerState
+from cordwood.ledger import NO_ENTRY, LedgerMetadata, LedgerState
 from cordwood.quorum.copyset import Chance
 from cordwood.quorum.ensemble import write_set
 
@@ -56,7 +56,9 @@ class LedgerCheck:
         last: the last confirmed entry, -1 for none.
         entries: how many were looked at.
         copies: whole copies of these.
-        wanted: copies that each of them should have.
+        wanted: copies that each of them should have, above `settled`.
+        settled: the last entry of the fragments that get no more entries, -1 for none.
+        wanted_settled: copies that each entry up to `settled` should have.
         short: entries with fewer, though all their nodes answered. first_short: the first of them.
         lost: entries without a whole copy, though all their nodes answered. first_lost: the first
             of them. Each is short as well.
@@ -74,6 +76,8 @@ class LedgerCheck:
     is_closed: bool
     last: int
     wanted: int
+    settled: int = NO_ENTRY
+    wanted_settled: int = 0
     entries: int = 0
     copies: int = 0
     short: int = 0
@@ -99,7 +103,8 @@ class LedgerCheck:
         Args:
             told: by node of the entry's write set.
         Returns:
-            The nodes that lack a copy which another node has, of a closed ledger.
+            The nodes that lack a copy which another node has, of a settled fragment. In the newest
+            fragment of an open ledger, the writer may still be sending it.
         """
         states = [*told.values()]
         whole, silent = states.count(Copy.WHOLE), states.count(Copy.SILENT)
@@ -109,7 +114,8 @@ class LedgerCheck:
         self.silent.update(node for node, each in told.items() if each is Copy.SILENT)
         if Copy.LET_GO in states:
             return []
-        if whole + silent >= self.wanted:
+        is_settled = entry <= self.settled
+        if whole + silent >= (self.wanted_settled if is_settled else self.wanted):
             self.unread += not whole
             return []
         self.short += 1
@@ -118,7 +124,7 @@ class LedgerCheck:
         lacking = [n for n, each in told.items() if each in (Copy.ABSENT, Copy.DAMAGED)]
         self.lacking.update(lacking)
         if whole:
-            return lacking if self.is_closed else []
+            return lacking if is_settled else []
         if silent:
             self.unread += 1
         else:
@@ -162,7 +168,8 @@ def begun(metadata: LedgerMetadata, last: int) -> LedgerCheck:
     wanted = striping.write if is_closed else striping.ack
     if metadata.is_tiered:
         return LedgerCheck(metadata.ledger, is_closed, last, wanted=1, is_tiered=True)
-    return LedgerCheck(metadata.ledger, is_closed, last, wanted)
+    settled = metadata.settled_last
+    return LedgerCheck(metadata.ledger, is_closed, last, wanted, settled, striping.write)
 
 
 def parts(metadata: LedgerMetadata, last: int, share: float, chance: Chance) -> Iterator[Part]:

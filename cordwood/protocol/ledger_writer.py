@@ -28,7 +28,14 @@ import enum
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from cordwood.ledger import NO_ENTRY, LedgerMetadata, LedgerState, Versioned, fragments_max
+from cordwood.ledger import (
+    NO_ENTRY,
+    LedgerMetadata,
+    LedgerState,
+    Versioned,
+    fragments_max,
+    is_only_repaired,
+)
 from cordwood.protocol.ledger_effects import FATAL as FATAL
 from cordwood.protocol.ledger_effects import Acked as Acked
 from cordwood.protocol.ledger_effects import Effect as Effect
@@ -464,8 +471,9 @@ class LedgerWriter:
         if found.newest == self._proposed.newest:
             # This is its own write; the answer was lost.
             return self._switch(held)
-        if found.newest == self._held.metadata.newest:
-            # A repair of older fragments came between.
+        if is_only_repaired(self._held.metadata, found):
+            # A repair of older fragments came between. Its new nodes stay: the change begins from
+            # what was found.
             return self._propose(held, self._proposed.newest.nodes)
         return self._end(End.FENCED)
 

@@ -29,6 +29,7 @@ from cordwood.ledger import (
     LedgerMetadata,
     LedgerState,
     Striping,
+    is_only_repaired,
     may_follow,
 )
 
@@ -104,6 +105,51 @@ def test_what_may_follow_of_main_storage() -> None:
     assert may_follow(done, moved)
     assert not may_follow(NEW, one)  # closed and claimed at once
     assert not may_follow(NEW, msgspec.structs.replace(NEW, wants_tier=True))
+
+
+OLDER = NEW.with_ensemble(5, (1, 2, 4)).with_ensemble(9, (1, 2, 5))
+REPAIRED = OLDER.with_node(5, 0, 7).with_joining(8)
+
+
+@pytest.mark.parametrize("state", ["open", "in recovery", "closed"])
+def test_settled_fragments_get_other_nodes_in_any_state(state: str) -> None:
+    def at(metadata: LedgerMetadata) -> LedgerMetadata:
+        if state == "open":
+            return metadata
+        return metadata.recovering() if state == "in recovery" else metadata.closed(9, 40)
+
+    assert may_follow(at(OLDER), at(REPAIRED))
+    moved = msgspec.structs.replace(
+        OLDER, fragments=(OLDER.fragments[0], Fragment(6, (1, 2, 4)), OLDER.fragments[2])
+    )
+    assert not may_follow(at(OLDER), at(moved))
+    fewer = msgspec.structs.replace(OLDER, fragments=OLDER.fragments[:2])
+    assert not may_follow(at(OLDER), at(fewer))
+
+
+@pytest.mark.parametrize(
+    ("after", "is_repair"),
+    [
+        (REPAIRED, True),
+        (OLDER, True),
+        (OLDER.with_node(9, 0, 7), False),
+        (OLDER.with_ensemble(20, (1, 2, 6)), False),
+        (OLDER.recovering(), False),
+        (msgspec.structs.replace(OLDER, fragments=OLDER.fragments[::2]), False),
+        (msgspec.structs.replace(OLDER, wants_tier=True), False),
+    ],
+)
+def test_a_writer_goes_on_only_after_a_repair_of_settled_fragments(
+    after: LedgerMetadata, is_repair: bool
+) -> None:
+    assert is_only_repaired(OLDER, after) is is_repair
+
+
+def test_settled_fragments_are_all_before_the_newest_until_the_end() -> None:
+    assert (OLDER.settled, OLDER.settled_last) == (OLDER.fragments[:2], 8)
+    assert (OLDER.recovering().settled, OLDER.recovering().settled_last) == (OLDER.fragments[:2], 8)
+    assert (OLDER.closed(9, 40).settled, OLDER.closed(9, 40).settled_last) == (OLDER.fragments, 9)
+    assert (NEW.settled, NEW.settled_last) == ((), -1)
 
 
 def test_nodes_that_join_come_and_go() -> None:

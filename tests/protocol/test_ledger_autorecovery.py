@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from msgspec.structs import replace
 
 from cordwood.ledger import Fragment, LedgerMetadata, Striping
@@ -13,6 +14,8 @@ from cordwood.protocol.ledger_autorecovery import (
     Retries,
     Step,
     mark_of,
+    may_finish,
+    may_refill,
     merged,
     step,
 )
@@ -72,16 +75,61 @@ class TestSteps:
         mark = mark_of(OPEN, {4}, 0)
         assert mark is not None
         moved = OPEN.with_ensemble(15, (1, 2, 5))
-        assert step(moved, mark, 10 * GRACE_US) is Step.WAIT
+        assert step(moved, mark, 10 * GRACE_US) is Step.REPAIR_OLDER
+        repaired = moved.with_node(10, 2, 6)
+        assert step(repaired, mark, 10 * GRACE_US) is Step.DONE
         replaced = OPEN.with_ensemble(10, (1, 2, 5))
         assert step(replaced, mark, 10 * GRACE_US) is Step.DONE
-        assert step(OPEN, Mark(7, (3,), 0), 10 * GRACE_US) is Step.WAIT
+
+    def test_older_fragments_of_an_open_ledger_are_repaired_at_once(self) -> None:
+        assert step(OPEN, Mark(7, (3,), 0), 1) is Step.REPAIR_OLDER
+        assert step(OPEN.with_joining(9), Mark(7, (9,), 0), 1) is Step.REPAIR_OLDER
+        # The newest fragment names a lost node, too: a writer without entries is shut out first.
+        both = mark_of(OPEN, {3, 4}, 0)
+        assert both is not None
+        assert step(OPEN, both, GRACE_US - 1) is Step.WAIT
+        assert step(OPEN, both, GRACE_US) is Step.RECOVER
 
     def test_a_fragment_that_was_begun_on_a_node_that_is_back_is_left_alone(self) -> None:
         mark = mark_of(OPEN, {4}, 0)
         assert mark is not None
         back = OPEN.with_ensemble(15, (1, 2, 5)).with_ensemble(30, (1, 2, 4))
-        assert step(back, mark, 10 * GRACE_US) is Step.WAIT
+        assert step(back, mark, 10 * GRACE_US) is Step.REPAIR_OLDER
+        repaired = back.with_node(10, 2, 6)
+        assert step(repaired, mark, 10 * GRACE_US) is Step.WAIT
+
+
+class TestOlderFragments:
+    """When the mark of an open ledger goes, and which nodes are filled in their own places."""
+
+    THREE = Mark(7, (3,), 0)
+    REPAIRED = OPEN.with_node(0, 2, 6)
+
+    def test_a_mark_goes_once_nothing_names_its_nodes(self) -> None:
+        assert may_finish(OPEN, self.REPAIRED, self.THREE)
+        assert may_finish(OPEN, None, self.THREE)
+        # Node 3 was filled in its own place.
+        assert may_finish(OPEN, OPEN, self.THREE)
+
+    @pytest.mark.parametrize(
+        "after",
+        [
+            # The newest fragment names it, or what was the newest one, or it joins.
+            REPAIRED.with_ensemble(30, (1, 2, 3)),
+            REPAIRED.with_ensemble(10, (1, 2, 3)).with_ensemble(30, (1, 2, 4)),
+            REPAIRED.with_ensemble(30, (1, 2, 3)).closed(40, 1),
+            REPAIRED.with_joining(3),
+        ],
+    )
+    def test_a_mark_stays_while_what_was_not_repaired_names_its_nodes(
+        self, after: LedgerMetadata
+    ) -> None:
+        assert not may_finish(OPEN, after, self.THREE)
+
+    def test_a_node_is_filled_in_its_place_only_if_its_mark_can_go_then(self) -> None:
+        assert may_refill(OPEN, self.THREE)
+        assert not may_refill(OPEN, Mark(7, (3, 4), 0))
+        assert may_refill(CLOSED, Mark(7, (3, 4), 0))
 
     def test_a_recovery_that_nobody_ends_is_ended(self) -> None:
         assert step(IN_RECOVERY, Mark(7, (3,), 0), GRACE_US - 1) is Step.WAIT

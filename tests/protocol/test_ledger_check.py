@@ -60,6 +60,24 @@ def test_an_entry_of_an_open_ledger_needs_what_acknowledged_it_and_is_not_filled
     assert check.is_whole is is_whole
 
 
+@pytest.mark.parametrize(
+    ("entry", "told", "is_whole", "fills"),
+    [
+        (5, (W, W, A), False, [3]),
+        (5, (W, W, S), True, []),
+        (50, (W, W, A), True, []),
+        (50, (W, A, A), False, []),
+    ],
+)
+def test_an_older_fragment_of_an_open_ledger_needs_all_copies_and_is_filled(
+    entry: int, told: tuple[Copy, ...], is_whole: bool, fills: list[int]
+) -> None:
+    two = LedgerMetadata(7, OPEN.striping, (*OPEN.fragments, Fragment(50, (1, 2, 4))))
+    check = begun(two, 60)
+    assert check.add(entry, dict(zip((1, 2, 3), told, strict=True))) == fills
+    assert check.is_whole is is_whole
+
+
 def test_all_entries_are_looked_at_by_fragment() -> None:
     first, second = parts(CLOSED, 99, 1.0, random.Random(1))
     assert (first.nodes, list(first.entries)) == ((1, 2, 3), list(range(50)))

@@ -222,6 +222,14 @@ class TestEnsembles:
         expected = (Fragment(0, (1, 2, 9)), Fragment(5, (1, 2, 5)))
         assert (again.version, again.metadata.fragments) == (7, expected)
 
+    def test_a_change_that_is_no_repair_shuts_it_out(self):
+        """Only this writer begins fragments: another client did what none may do."""
+        made = writer(added=1)
+        made.on_failed(0, 3, Refusal.FAILED)
+        made.on_nodes_picked({2: 5})
+        other = NEW.with_ensemble(0, (1, 2, 9))
+        assert made.on_metadata_found(Versioned(other, 7))[-1] == Ended(End.FENCED, -1, 0)
+
     def test_its_own_write_is_known_again(self):
         """The answer to the compare-and-set was lost."""
         made = writer(added=1)

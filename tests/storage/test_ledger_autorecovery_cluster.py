@@ -10,9 +10,10 @@ from rebuild_scene import call_lost, lose_disk
 from scenarios import as_scenario
 
 from cordwood.client.store import Store
-from cordwood.errors import Malformed
+from cordwood.errors import Malformed, Rejected
 from cordwood.ledger import LedgerMetadata, LedgerState
 from cordwood.metadata.ledger_marks import LedgerMarks
+from cordwood.nodes import NodeId
 from cordwood.protocol.ledger_autorecovery import Mark
 from cordwood.quorum.ensemble import is_written_to
 from cordwood.settings import StorageSettings
@@ -28,9 +29,9 @@ def payloads(count: int) -> list[bytes]:
 
 
 def lacking(cluster: ClusterAtHand, metadata: LedgerMetadata) -> list[tuple[int, int]]:
-    """Entries of a closed ledger that a node which it names does not have, with these nodes."""
+    """Entries of settled fragments that a node which they name does not have, with these nodes."""
     found = []
-    for entry in range(metadata.last + 1):
+    for entry in range(metadata.settled_last + 1):
         nodes = metadata.nodes_at(entry)
         for place, node in enumerate(nodes):
             if is_written_to(place, entry, metadata.striping):
@@ -57,6 +58,18 @@ async def until_whole(
                     break
                 await asyncio.sleep(2)
         while {*await marked(cluster)} & {*ledgers}:  # noqa: ASYNC110 - a store has no event for it
+            await asyncio.sleep(2)
+
+
+async def until_settled_whole(
+    cluster: ClusterAtHand, store: Store, ledger: int, timeout_s: float = 400
+) -> None:
+    """Wait until the older fragments of an open ledger have all their copies, and no mark is
+    left."""
+    async with asyncio.timeout(timeout_s):
+        while lacking(cluster, await store.ledgers.metadata(ledger)):  # noqa: ASYNC110 - a store has no event for it
+            await asyncio.sleep(2)
+        while ledger in await marked(cluster):  # noqa: ASYNC110 - a store has no event for it
             await asyncio.sleep(2)
 
 
@@ -180,6 +193,100 @@ class TestLostNode:
             told = [each async for each in store.ledgers.under_replicated()]
             assert [(each.ledger, each.nodes) for each in told] == [(made.ledger_id, (2,))]
             assert (await store.ledgers.autorecovery()).auditor.startswith("node ")
+
+
+class TestOpenLedger:
+    """Its older fragments are repaired while its writer goes on."""
+
+    @as_scenario(simulate, nodes=6, storage=UNFLUSHED)
+    async def test_older_fragments_are_repaired_while_the_writer_changes_its_ensemble(
+        self, cluster: ClusterAtHand
+    ) -> None:
+        async with cluster.client() as store:
+            made = await store.ledgers.create(**E3)
+            await made.append_many(payloads(30))
+            lost = made.metadata.newest.nodes[0]
+            lose_disk(cluster, lost)
+            await made.append_many(payloads(30))
+            await call_lost(cluster, lost)
+            await until(lambda: bool(cluster.metadata.data.listed("ledger-marks/")), timeout_s=200)
+            # The writer does not know the repair's metadata, and its own change meets it.
+            await until_settled_whole(cluster, store, made.ledger_id)
+            assert lost not in {n for each in made.metadata.fragments[1:] for n in each.nodes}
+            away = made.metadata.newest.nodes[1]
+            cluster.kill(away)
+            assert len(await made.append_many(payloads(30))) == 30
+            await asyncio.sleep(10)
+            assert await made.append(b"more") == 90
+            found = await store.ledgers.metadata(made.ledger_id)
+            assert found == made.metadata
+            assert found.state is LedgerState.OPEN
+            assert len(found.fragments) >= 3
+            assert (found.joining, found.fragments[0].nodes.count(lost)) == ((), 0)
+            await made.close()
+            opened = await store.ledgers.open(made.ledger_id)
+            assert [each.payload for each in await opened.read(0, 29)] == payloads(30)
+
+    @as_scenario(simulate, nodes=4, storage=UNFLUSHED)
+    async def test_a_recovery_beside_the_repair_ends_the_ledger(
+        self, cluster: ClusterAtHand
+    ) -> None:
+        async with cluster.client(timeout_s=60) as store, cluster.client(timeout_s=60) as other:
+            for _ in range(6):
+                made = await store.ledgers.create(**E3)
+                await made.append_many(payloads(300))
+                lost = made.metadata.newest.nodes[0]
+                cluster.kill(lost)
+                await made.append_many(payloads(30))
+                await asyncio.sleep(10)
+                await made.append_many(payloads(30))
+                assert lost not in made.metadata.newest.nodes
+                repaired, ended = await asyncio.gather(
+                    store.ledgers.repair(made.ledger_id, nodes=[lost], older=True),
+                    other.ledgers.recover(made.ledger_id),
+                    return_exceptions=True,
+                )
+                assert isinstance(ended, LedgerMetadata)
+                assert isinstance(repaired, dict | Rejected)
+                assert ended.last == 359
+                await store.ledgers.repair(made.ledger_id, nodes=[lost])
+                found = await store.ledgers.metadata(made.ledger_id)
+                assert (found.joining, lacking(cluster, found)) == ((), [])
+                assert all(lost not in each.nodes for each in found.fragments)
+                await cluster.start(lost)
+
+    @as_scenario(simulate, nodes=5, storage=UNFLUSHED)
+    async def test_the_last_fragment_is_left_to_the_writer(self, cluster: ClusterAtHand) -> None:
+        async with cluster.client() as store:
+            made = await store.ledgers.create(**E3)
+            await made.append_many(payloads(30))
+            before = await store.ledgers.metadata(made.ledger_id)
+            lost = before.newest.nodes[0]
+            cluster.kill(lost)
+            assert await store.ledgers.repair(made.ledger_id, nodes=[lost], older=True) == {}
+            assert await store.ledgers.metadata(made.ledger_id) == before
+
+    @as_scenario(simulate, nodes=5, storage=UNFLUSHED)
+    async def test_the_auditor_fills_copies_that_older_fragments_lack(
+        self, cluster: ClusterAtHand
+    ) -> None:
+        async with cluster.client() as store:
+            made = await store.ledgers.create(**E3)
+            await made.append_many(payloads(30))
+            away = made.metadata.newest.nodes[0]
+            cluster.kill(away)
+            await made.append_many(payloads(30))
+            await asyncio.sleep(10)
+            await made.append_many(payloads(30))
+            await cluster.start(away)
+            found = await store.ledgers.metadata(made.ledger_id)
+            assert away not in found.newest.nodes
+            node = found.fragments[0].nodes[1]
+            held = cluster.running[NodeId(node)].engine.ledgers.held[made.ledger_id]
+            del held.entries[0], held.entries[10]
+            assert lacking(cluster, found)
+            await until_settled_whole(cluster, store, made.ledger_id)
+            assert await made.append(b"more") == 90
 
 
 class TestMarks:

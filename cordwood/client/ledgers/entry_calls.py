@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Collection
 
 from msgspec.structs import replace
 
@@ -134,12 +135,15 @@ async def add_again(
     items: list[EntryItem],
     *,
     timeout_s: float,
-) -> AddRefusal:
+) -> AddReply:
     """Add entries to a node as a recovery does: a fenced node takes them, and a copy there that
     fails its check gives way. Each step may take `timeout_s`.
 
     Args:
         items: whole copies, each of which was checked.
+    Returns:
+        The refusal, and the run of the node; run 0 if two runs of it took the entries, or if it
+        is of a version that does not tell.
     Raises:
         AccessDenied: the node knows the ledger by another password.
         Unreachable, Overloaded: the node does not answer in time.
@@ -148,7 +152,7 @@ async def add_again(
 
     packed = pack_items(items)
 
-    async def add(*, mends: bool) -> AddRefusal:
+    async def add(*, mends: bool) -> AddReply:
         call = AddEntries(ledger, key, len(items), packed, recovery=True, mends=mends)
         loop = asyncio.get_running_loop()
         deadline = loop.time() + timeout_s
@@ -158,30 +162,37 @@ async def add_again(
             assert isinstance(reply, AddReply), "AddEntries is answered so"
             # A repair that gave up here would begin again, and fill the node once more.
             if reply.refusal is not AddRefusal.FULL or loop.time() + FULL_AGAIN_S > deadline:
-                return reply.refusal
+                return reply
             await asyncio.sleep(FULL_AGAIN_S)
 
     try:
-        refusal = await add(mends=False)
+        added = await add(mends=False)
     except RecordTooLarge:
         if len(items) == 1:
             raise
+        runs: set[int] = set()
         for part in halves(items):
-            refusal = await add_again(cluster, node, ledger, key, seal, part, timeout_s=timeout_s)
-            if refusal is not AddRefusal.NONE:
-                break
-        return refusal
-    if refusal is not AddRefusal.OTHER:
-        return refusal
+            added = await add_again(cluster, node, ledger, key, seal, part, timeout_s=timeout_s)
+            if added.refusal is not AddRefusal.NONE:
+                return added
+            runs.add(added.run)
+        return AddReply(run=one_run(runs))
+    if added.refusal is not AddRefusal.OTHER:
+        return added
     asked = ReadEntries(ledger, key, [item.entry for item in items])
     reply = await ask_node(cluster, node, asked, timeout_s=timeout_s)
     assert isinstance(reply, EntriesReply), "ReadEntries is answered so"
     there = {each.entry: each for each in reply.entries}
     # An entry that did not fit into the reply is not known to be damaged.
     if any(_is_another(item, there.get(item.entry), seal) for item in items):
-        return refusal
+        return added
     logger.warning("node %d had damaged entries of ledger %d", node, ledger)
     return await add(mends=True)
+
+
+def one_run(runs: Collection[int]) -> int:
+    """The run of a node that is the same in all its answers; 0 if there are several."""
+    return next(iter(runs)) if len({*runs}) == 1 else 0
 
 
 def _is_another(item: EntryItem, answer: EntryAnswer | None, seal: EntrySeal) -> bool:

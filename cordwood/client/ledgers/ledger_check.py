@@ -1,4 +1,4 @@
-"""Asks the nodes of a ledger for every copy, and stores missing copies of a closed ledger.
+"""Asks the nodes of a ledger for every copy, and stores missing copies of settled fragments.
 
 The rule is `protocol.ledger_check`. A missing copy is read from another node, checked, and added to
 the node as a recovery adds it. The nodes of a fragment do not change: `ledger_repair` replaces a
@@ -49,12 +49,14 @@ class LedgerChecking:
         *,
         share: float,
         fills: bool,
+        settled: bool,
         on_progress: OnProgress,
     ) -> None:
         """
         Args:
             share: share of the entries between the ends of each fragment to check.
-            fills: whether to store missing copies of a closed ledger.
+            fills: whether to store missing copies of settled fragments.
+            settled: whether to check settled fragments only.
         """
         metadata = opened.metadata
         self._opened = opened
@@ -62,6 +64,7 @@ class LedgerChecking:
         self._chance = chance
         self._share = share
         self._fills = fills
+        self._settled = settled
         self._on_progress = on_progress
         self._key = ledger_key_of(metadata.password)
         self._seal = EntrySeal(metadata.ledger, metadata.digest, metadata.password)
@@ -87,7 +90,12 @@ class LedgerChecking:
         return check
 
     async def _confirmed(self) -> tuple[LedgerMetadata, int]:
-        """The metadata, and the last entry that is confirmed."""
+        """The metadata, and the last confirmed entry of the fragments to check."""
+        if self._settled:
+            # All entries of settled fragments are confirmed, whatever the nodes report.
+            metadata = await self._opened.refresh()
+            self._opened._raise_to(metadata.settled_last)
+            return metadata, metadata.settled_last
         await self._opened.read_last_add_confirmed()
         # Race: the writer may begin a new fragment before the nodes report the LAC. Now the
         # metadata has the fragment of each confirmed entry.

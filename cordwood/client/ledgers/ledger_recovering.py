@@ -378,10 +378,10 @@ class _Attempt:
     async def _ask_to_add(self, node: int, items: list[EntryItem]) -> None:
         is_stored = False
         try:
-            refusal = await add_again(
+            added = await add_again(
                 self._cluster, node, self._ledger, self._key, self._seal, items, timeout_s=ASK_S
             )
-            is_stored = refusal is AddRefusal.NONE
+            is_stored = added.refusal is AddRefusal.NONE
         except CordwoodError as error:
             logger.info("node %d did not take entries again: %s", node, error)
         first, *ahead = (item.entry for item in items)

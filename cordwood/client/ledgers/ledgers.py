@@ -292,6 +292,7 @@ class Ledgers:
         *,
         nodes: Collection[int] = (),
         refills: Collection[int] = (),
+        older: bool = False,
         on_progress: OnProgress | None = None,
     ) -> dict[int, int]:
         """Make new copies of lost nodes' entries of a closed ledger, on other nodes.
@@ -303,14 +304,17 @@ class Ledgers:
                 whose data is reported gone or elsewhere (`cordwood nodes status`).
             refills: nodes of these that are back with empty disks. If no other node takes their
                 entries, the entries are written to these nodes again.
+            older: whether a ledger that is not closed is repaired, too: all its fragments before
+                the last one. Its writer goes on, and the last fragment is left to it.
             on_progress: called with the number of copies made so far.
 
         Returns:
             By lost node of this ledger, the node that keeps its entries now.
         Raises:
             UnknownLedger, AccessDenied: see `open`.
-            Rejected: the ledger is not closed, or another client changed it meanwhile. TooFewNodes:
-            no other node takes entries. Unreachable: an entry has no readable copy.
+            Rejected: the ledger is not closed, or another client changed it meanwhile; the call may
+            be repeated. TooFewNodes: no other node takes entries. Unreachable: an entry has no
+            readable copy.
         """
         await self._cluster.refresh_members(timeout_s=self._settings.timeout_s)
         members = self._cluster.members
@@ -320,7 +324,9 @@ class Ledgers:
             return node in nodes or member is None or member.authority in REBUILT
 
         opened = await self.open(ledger, password)
-        repair = LedgerRepair(opened, self._calls, self._cluster, is_lost, refills, on_progress)
+        repair = LedgerRepair(
+            opened, self._calls, self._cluster, is_lost, refills, on_progress, older=older
+        )
         await repair.run()
         return repair.moved
 
@@ -347,6 +353,7 @@ class Ledgers:
         *,
         share: float = 1.0,
         fills: bool = False,
+        settled: bool = False,
         on_progress: OnProgress | None = None,
     ) -> LedgerCheck:
         """Ask the nodes of a ledger for their copies, and report missing and damaged copies.
@@ -354,8 +361,10 @@ class Ledgers:
         Args:
             share: share of the entries between the ends of each fragment, 0 to 1. The first and the
                 last E entries of a fragment are always checked.
-            fills: whether to store missing copies of a closed ledger on their nodes; not for a
-                ledger in main storage, which nodes let go of.
+            fills: whether to store missing copies on their nodes; not for a ledger in main storage,
+                which nodes let go of, nor for the last fragment of a ledger that is not closed.
+            settled: whether to leave out the last fragment of a ledger that is not closed. Its
+                nodes are then not asked for the LAC.
             on_progress: called with the number of entries checked so far.
         Raises:
             BadSetting: a share below 0 or above 1.
@@ -367,7 +376,7 @@ class Ledgers:
         await self._cluster.refresh_members(timeout_s=self._settings.timeout_s)
         opened = await self.open(ledger, password)
         check = await LedgerChecking(
-            opened, self._cluster, self._host.random, share=share, fills=fills,
+            opened, self._cluster, self._host.random, share=share, fills=fills, settled=settled,
             on_progress=on_progress or _nothing,
         ).run()  # fmt: skip
         check.narrow = self._narrow(opened.metadata)

@@ -46,11 +46,11 @@ async def _takes_any_version_away(self: LedgerMarks, ledger: int, version: int) 
 def _shuts_writers_out(right: Any, metadata: LedgerMetadata | None, mark: Mark, now_us: int) -> Any:
     found = right(metadata, mark, now_us)
     is_open = metadata is not None and metadata.state is LedgerState.OPEN
-    return Step.RECOVER if is_open and found is Step.WAIT else found
+    return Step.RECOVER if is_open and found in (Step.WAIT, Step.REPAIR_OLDER) else found
 
 
-async def _copies_nothing(cluster: Any, metadata: LedgerMetadata, node: int, copies: Any) -> None:
-    return None
+async def _copies_nothing(cluster: Any, metadata: LedgerMetadata, node: int, copies: Any) -> int:
+    return 0
 
 
 async def _says_nothing_before(self: LedgerRepair, held: Versioned, node: int) -> Versioned:
@@ -97,9 +97,12 @@ async def _ends_alone(
     *,
     share: float = 1.0,
     fills: bool = False,
+    settled: bool = False,
     on_progress: Any = None,
 ) -> Any:
-    return await right(self, ledger, password, share=0, fills=fills, on_progress=on_progress)
+    return await right(
+        self, ledger, password, share=0, fills=fills, settled=settled, on_progress=on_progress
+    )
 
 
 async def _finds_it_damaged(self: LedgerStore, ledger: int, held: Any, entry: int) -> Any:

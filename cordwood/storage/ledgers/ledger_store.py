@@ -163,7 +163,8 @@ class LedgerStore:
         except Overloaded:
             return AddReply(self._is_full())
         self._wake(call.ledger)
-        return AddReply()
+        # A repair learns from the run whether this node may have lost its disk meanwhile.
+        return AddReply(run=self._run() if call.recovery else 0)
 
     def _defer(self, ledger: int, durable: asyncio.Future[None]) -> None:
         self._deferred[ledger] = durable
