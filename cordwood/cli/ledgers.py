@@ -356,7 +356,11 @@ def check(
         ),
     ] = None,
     fill: Annotated[
-        bool, typer.Option("--fill", help="Make the copies anew that closed ledgers lack.")
+        bool,
+        typer.Option(
+            "--fill",
+            help="Make the missing copies anew, but for the last fragment of an open ledger.",
+        ),
     ] = False,
     as_json: JsonOption = False,
     cluster: ClusterOption = None,
