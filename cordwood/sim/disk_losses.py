@@ -24,11 +24,17 @@ from cordwood.sim.end_events import (
     DisksReplaced,
     EventSetsDiffer,
     LedgersLacking,
+    OlderFragmentsLacking,
     RebalanceOver,
     StaleServed,
 )
 from cordwood.sim.history import HistoryRecorder
-from cordwood.sim.ledger_copies import is_marked, lacking_ledgers
+from cordwood.sim.ledger_copies import (
+    OlderRepairs,
+    is_marked,
+    lacking_ledgers,
+    lacking_open_ledgers,
+)
 from cordwood.sim.stored_tree import StoredTree
 
 LOOK_S = 0.3
@@ -62,12 +68,15 @@ class DiskLosses:
         until_s: float,
         *,
         loses_metadata: bool = False,
+        has_long_ledgers: bool = False,
     ) -> None:
         """
         Args:
             until_s: no disk is lost after this time.
             loses_metadata: whether the metadata store goes away with a disk.
+            has_long_ledgers: whether ledgers stay open for the whole run.
         """
+        self._older = OlderRepairs() if has_long_ledgers else None
         self._loses_metadata = loses_metadata
         self.lost = 0
         self._cluster = cluster
@@ -109,6 +118,8 @@ class DiskLosses:
             self._let_go()
             self._watch_stale()
             self._compare_sets()
+            if self._older is not None:
+                self._older.look(self._cluster)
             for node in self._refused():
                 self._empty(node)
             if is_marked(self._cluster):
@@ -207,6 +218,22 @@ class DiskLosses:
         while self._left() and loop.time() < ends_s:  # noqa: ASYNC110
             await asyncio.sleep(LOOK_S)
 
+    async def wait_older(self) -> None:
+        """Wait until the older fragments of all open ledgers are repaired, and note those that are
+        not. The writers go on meanwhile."""
+        if self._older is None:
+            return
+        loop = asyncio.get_running_loop()
+        ends_s = loop.time() + HEALED_S
+        lacking = await lacking_open_ledgers(self._cluster)
+        while (self._is_away() or lacking) and loop.time() < ends_s:
+            await asyncio.sleep(LOOK_S)
+            lacking = await lacking_open_ledgers(self._cluster)
+        repaired, gone_on = sorted(self._older.repaired), sorted(self._older.gone_on)
+        self._recorder.add(OlderFragmentsLacking(
+            self._recorder.now_us, tuple(lacking), tuple(repaired), tuple(gone_on)
+        ))  # fmt: skip
+
     async def wait_healed(self) -> None:
         """Wait until no data is lost any more, and note what still is."""
         loop = asyncio.get_running_loop()
@@ -222,8 +249,10 @@ class DiskLosses:
         self._recorder.add(LedgersLacking(self._recorder.now_us, marked, lacking))
 
     def _is_hurt(self) -> bool:
-        is_hurt = bool(self.rebuilding.lost or self._away or self._left())
-        return is_hurt or is_marked(self._cluster)
+        return self._is_away() or bool(self._left()) or is_marked(self._cluster)
+
+    def _is_away(self) -> bool:
+        return bool(self.rebuilding.lost or self._away)
 
     def _left(self) -> tuple[int, ...]:
         """Nodes that have not yet given away their part in the last rebalance."""

@@ -78,6 +78,21 @@ class LedgersLacking(HistoryEvent, frozen=True, gc=False, tag="ledgers-lacking")
     ledgers: tuple[int, ...] = ()
 
 
+class OlderFragmentsLacking(HistoryEvent, frozen=True, gc=False, tag="older-fragments-lacking"):
+    """Recorded after the faults of a run in which disks were lost and ledgers stay open: their
+    writers still go on.
+
+    Attributes:
+        ledgers: open ledgers with an older fragment that is not repaired.
+        repaired: ledgers of which an older fragment was repaired while they were open.
+        gone_on: ledgers of these of which the writer began another fragment after that.
+    """
+
+    ledgers: tuple[int, ...] = ()
+    repaired: tuple[int, ...] = ()
+    gone_on: tuple[int, ...] = ()
+
+
 class CopiesMended(HistoryEvent, frozen=True, gc=False, tag="copies-mended"):
     """At the end of a run in which copies rotted: each copy should be good again.
 
@@ -112,6 +127,7 @@ EndEvent: TypeAlias = (
     | DisksReplaced
     | RebalanceOver
     | LedgersLacking
+    | OlderFragmentsLacking
     | StaleServed
     | EventSetsDiffer
     | WordsLeft

@@ -11,6 +11,7 @@ Source: docs/protocol/ledgers.md.
 from __future__ import annotations
 
 import asyncio
+import math
 import random
 from collections import deque
 
@@ -53,6 +54,10 @@ SHAPES: tuple[tuple[int, int, int], ...] = (
 )
 """E, Qw, Qa."""
 
+LONG_SHAPES: tuple[tuple[int, int, int], ...] = ((3, 2, 2), (3, 3, 3), (4, 2, 2), (3, 3, 2))
+"""The same in runs with long ledgers. With Qw = Qa a single copy that a repair leaves out is
+seen."""
+
 WRITE_S = 4.0
 """Mean time for which one ledger is written."""
 
@@ -77,6 +82,9 @@ once."""
 
 SALVAGE_S = 3.0
 """Mean pause between two recoveries of a salvager."""
+
+LONG_SALVAGE_S = 20.0
+"""The same in runs with long ledgers: most of them must stay open through several losses."""
 
 FOLLOW_S = 5.0
 """How long a tailer stays with a ledger."""
@@ -124,6 +132,8 @@ class _Writing:
             return
         loop, chance, clients = asyncio.get_running_loop(), self._chance, self._clients
         until_s = loop.time() + chance.expovariate(1 / WRITE_S)
+        if clients.options.long_ledgers:
+            until_s = math.inf
         while not clients.stopping and loop.time() < until_s and not made.is_closed:
             if self._unforced:
                 # Entries are added and acknowledged while the force is under way.
@@ -141,7 +151,8 @@ class _Writing:
     async def _make(self) -> WritableLedger | None:
         chance, clients = self._chance, self._clients
         nodes = len(clients.addresses)
-        shapes = [shape for shape in SHAPES if shape[0] <= nodes]
+        known = LONG_SHAPES if clients.options.long_ledgers else SHAPES
+        shapes = [shape for shape in known if shape[0] <= nodes]
         ensemble, write, ack = chance.choice(shapes)
         taken = clients.ledgers + clients.deleted_ledgers
         is_taken = bool(taken) and chance.random() < TAKEN_SHARE
@@ -244,11 +255,12 @@ class _Writing:
 async def salvage(name: str, clients: Clients, host: Host) -> None:
     """Recover finished ledgers, and ledgers that are being written, until told to stop."""
     _, chance = clients.next_life(name)
+    mean_s = LONG_SALVAGE_S if clients.options.long_ledgers else SALVAGE_S
     while not clients.stopping:
         try:
             async with clients.connected(host, clients.settings(chance)) as store:
                 while not clients.stopping:
-                    await clients.pause(chance.expovariate(1 / SALVAGE_S))
+                    await clients.pause(chance.expovariate(1 / mean_s))
                     if clients.ledgers:
                         ledger = clients.ledgers[-1]
                         if chance.random() < 0.4:

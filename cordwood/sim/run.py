@@ -273,7 +273,7 @@ class _Run:
         chance = stream(simulation.seed, "disk-losses")
         self._losses = DiskLosses(
             self._cluster, self.recorder, chance, options.length_s,
-            loses_metadata=options.loses_metadata,
+            loses_metadata=options.loses_metadata, has_long_ledgers=options.workload.long_ledgers,
         )  # fmt: skip
         workload = options.workload
         self.clients = Clients(
@@ -350,6 +350,8 @@ class _Run:
         if self._options.paced:
             chance = stream(self._simulation.seed, "pace")
             await measure_pace(self._cluster, self._crew, self.clients, chance)
+        if self._options.loses_disks:
+            await self._losses.wait_older()
         stuck = await self._drain()
         if not stuck:
             await self._losses.wait_given()

@@ -110,6 +110,7 @@ class WorkloadOptions:
         scribes: clients that write ledgers; three more clients recover ledgers, follow them, and
             read all of them at the end.
         tiers_ledgers: whether every other ledger asks for main storage.
+        long_ledgers: whether a scribe writes a ledger until it must stop, and few are recovered.
         sorters: clients (one at most) of a log whose keys do not fall, which look keys up.
         resenders: clients that send a failed call again at the same place.
         rebalanced: nodes that an operator lets give copies to one another; () for none.
@@ -149,6 +150,7 @@ class WorkloadOptions:
     crowds: int = 0
     scribes: int = 0
     tiers_ledgers: bool = False
+    long_ledgers: bool = False
     sorters: int = 0
     resenders: int = 0
     rebalanced: tuple[int, ...] = ()

@@ -6,12 +6,17 @@ from dataclasses import replace
 
 import pytest
 
-from cordwood.sim.end_events import DisksReplaced, LedgersLacking
+from cordwood.sim.end_events import DisksReplaced, LedgersLacking, OlderFragmentsLacking
 from cordwood.sim.ledger_events import LedgerAudited
 from cordwood.sim.planted import planted
 from cordwood.sim.planted.bug import PlantedBug
 from cordwood.sim.planted.rebuilding import BUGS
-from cordwood.sim.planted.rebuilding_scenarios import DISKS_LOST, LEDGERS_LOST, TWO_COPIES_LOST
+from cordwood.sim.planted.rebuilding_scenarios import (
+    DISKS_LOST,
+    LEDGERS_LOST,
+    LEDGERS_STAY_OPEN,
+    TWO_COPIES_LOST,
+)
 from cordwood.sim.run import Outcome, run_seed
 from cordwood.sim.swarm import swarm_options
 
@@ -40,6 +45,16 @@ def test_a_short_run_makes_the_copies_of_ledgers_anew() -> None:
     assert any(isinstance(event, LedgerAudited) for event in outcome.history)
     (end,) = [event for event in outcome.history if isinstance(event, LedgersLacking)]
     assert (end.marked, end.ledgers) == (False, ())
+    assert outcome.violations == ()
+
+
+def test_a_run_repairs_older_fragments_while_writers_change_their_ensembles() -> None:
+    """Seed 1 repairs two ledgers that stay open, and their writers begin further fragments."""
+    outcome = run_seed(1, LEDGERS_STAY_OPEN(swarm_options(1)))
+    (end,) = [each for each in outcome.history if isinstance(each, OlderFragmentsLacking)]
+    assert end.ledgers == ()
+    assert end.repaired
+    assert end.gone_on
     assert outcome.violations == ()
 
 

@@ -23,7 +23,7 @@ from test_ledger_autorecovery_cluster import (
 from cordwood.admin import ledger_autorecovery
 from cordwood.client.ledgers.ledger_metadata_calls import LedgerMetadataCalls
 from cordwood.client.ledgers.readable_ledger import ReadableLedger
-from cordwood.errors import LedgerFenced, OutcomeUnknown, TooFewNodes
+from cordwood.errors import LedgerFenced, OutcomeUnknown, Rejected, TooFewNodes
 from cordwood.layout.message_ledgers import LacReply
 from cordwood.layout.message_rebuilding import RebuildOrder
 from cordwood.ledger import LedgerMetadata, LedgerState, Versioned
@@ -283,6 +283,42 @@ async def a_ledger_is_larger_than_a_wal(cluster: ClusterAtHand) -> None:
         assert (check.is_whole, check.copies) == (True, 4500)
 
 
+async def a_node_restarts_before_it_is_named_in_a_changed_ledger(cluster: ClusterAtHand) -> None:
+    """Another client changed the ledger meanwhile. So nobody knows whether the node joined all the
+    time, and whether it would have been marked if its disk had been lost."""
+    async with cluster.client(timeout_s=60) as store:
+        made = await store.ledgers.create(**E3)
+        await made.append_many(payloads(20))
+        before = made.metadata.newest.nodes
+        (spare,) = {*range(1, 5)} - {*before}
+        cluster.kill(before[0])
+        await made.append_many(payloads(20))
+        await asyncio.sleep(10)
+        await made.append_many(payloads(20))
+        assert spare in made.metadata.newest.nodes
+        right, hit = LedgerMetadataCalls.set, [False, True]
+
+        async def set_late(
+            self: LedgerMetadataCalls, version: int, metadata: LedgerMetadata
+        ) -> tuple[Versioned, bool]:
+            if spare in metadata.fragments[0].nodes and hit:
+                if hit.pop():
+                    cluster.kill(spare)
+                    await cluster.start(spare)
+                found = await self.get(made.ledger_id)
+                await right(self, found.version, found.metadata.with_joining(before[0]))
+            return await right(self, version, metadata)
+
+        with pytest.MonkeyPatch.context() as patched:
+            swap(patched, LedgerMetadataCalls.set, set_late)
+            with pytest.raises(Rejected, match="meanwhile"):
+                await store.ledgers.repair(made.ledger_id, nodes=[before[0]], older=True)
+            # This time the node runs on, and the change of the other client stays.
+            moved = await store.ledgers.repair(made.ledger_id, nodes=[before[0]], older=True)
+        assert (moved, hit) == ({before[0]: spare}, [])
+        assert spare in (await store.ledgers.metadata(made.ledger_id)).fragments[0].nodes
+
+
 SCENES: dict[str, Scene] = {
     "ledger-repair-last-fragment": a_node_is_lost,
     "ledger-repair-unmarked": a_node_is_back_before_anybody_looks,
@@ -296,6 +332,7 @@ SCENES: dict[str, Scene] = {
     "ledger-repair-waits-for-no-flush": a_ledger_is_larger_than_a_wal,
     "ledger-repair-drained-stays": a_node_is_drained_whose_ledgers_are_written,
     "ledger-repair-copies-first": a_node_of_a_repair_loses_its_disk,
+    "ledger-repair-of-another-run": a_node_restarts_before_it_is_named_in_a_changed_ledger,
     "ledger-recovery-copies-first": a_node_of_a_recovery_loses_its_disk,
     "ledger-check-metadata-first": a_writer_goes_on_elsewhere_before_a_check_hears_its_lac,
     "ledger-check-believes": a_node_lost_entries_without_a_word,

@@ -19,6 +19,7 @@ from cordwood.sim.end_events import (
     DisksReplaced,
     EventSetsDiffer,
     LedgersLacking,
+    OlderFragmentsLacking,
     RebalanceOver,
     StaleServed,
     WordsLeft,
@@ -60,6 +61,11 @@ def check_rebuilt(evidence: Evidence) -> list[Violation]:
 
 
 def _lacking_ledgers(evidence: Evidence) -> Iterator[Violation]:
+    for _, event in evidence.of(OlderFragmentsLacking):
+        assert isinstance(event, OlderFragmentsLacking), "as asked for"
+        if event.ledgers:
+            text = f"older fragments of open ledgers {list(event.ledgers)} lack copies"
+            yield Violation("L4", text, 0, 0, (event,))
     for _, event in evidence.of(LedgersLacking):
         assert isinstance(event, LedgersLacking), "as asked for"
         if event.ledgers:

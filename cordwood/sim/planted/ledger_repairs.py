@@ -10,16 +10,19 @@ from cordwood.client.ledgers import entry_calls, ledger_check, ledger_recovering
 from cordwood.client.ledgers.ledger_check import LedgerChecking
 from cordwood.client.ledgers.ledger_repair import LedgerRepair, write_copies
 from cordwood.client.ledgers.ledgers import Ledgers
-from cordwood.ledger import LedgerMetadata, LedgerState, Versioned
+from cordwood.ledger import LedgerMetadata, LedgerState, Striping, Versioned
 from cordwood.metadata import ledger_marks
 from cordwood.metadata.ledger_marks import LedgerMarks, _key
 from cordwood.metadata.ledgers import LedgerMetadataStore
 from cordwood.protocol import ledger_autorecovery as rule
+from cordwood.protocol import ledger_repair as repair_rule
 from cordwood.protocol.ledger_autorecovery import Mark, Step
 from cordwood.protocol.ledger_check import Copy
+from cordwood.protocol.ledger_repair import LostPlace
+from cordwood.protocol.ledger_writer import LedgerWriter, Phase, WriteMetadata
 from cordwood.quorum.ensemble_choice import ANYWHERE, Placement, placement_of
 from cordwood.sim.planted.bug import Plant, PlantedBug, at, together, value
-from cordwood.sim.planted.rebuilding_scenarios import LEDGERS_LOST
+from cordwood.sim.planted.rebuilding_scenarios import LEDGERS_LOST, LEDGERS_STAY_OPEN
 from cordwood.storage.engine import StorageEngine
 from cordwood.storage.ledgers.ledger_store import LedgerStore
 
@@ -49,8 +52,29 @@ def _shuts_writers_out(right: Any, metadata: LedgerMetadata | None, mark: Mark, 
     return Step.RECOVER if is_open and found in (Step.WAIT, Step.REPAIR_OLDER) else found
 
 
+def _leaves_open_ledgers(
+    right: Any, metadata: LedgerMetadata | None, mark: Mark, now_us: int
+) -> Any:
+    found = right(metadata, mark, now_us)
+    return Step.WAIT if found is Step.REPAIR_OLDER else found
+
+
+def _proposes_what_it_knew(self: LedgerWriter, held: Versioned, ensemble: tuple[int, ...]) -> Any:
+    self.phase = Phase.CHANGING
+    self._proposed = self._held.metadata.with_ensemble(self.lac + 1, ensemble)
+    return [WriteMetadata(held.version, self._proposed)]
+
+
+def _leaves_the_last_out(right: Any, place: LostPlace, striping: Striping) -> Any:
+    return right(place, striping)[:-1]
+
+
 async def _copies_nothing(cluster: Any, metadata: LedgerMetadata, node: int, copies: Any) -> int:
     return 0
+
+
+async def _believes_the_copies(self: ledger_repair._Copying) -> bool:
+    return True
 
 
 async def _says_nothing_before(self: LedgerRepair, held: Versioned, node: int) -> Versioned:
@@ -118,6 +142,10 @@ def _bug(name: str, story: str, plant: Plant) -> PlantedBug:
     return PlantedBug(f"ledger-repair-{name}", story, plant, scenario=LEDGERS_LOST)
 
 
+def _open(name: str, story: str, plant: Plant) -> PlantedBug:
+    return PlantedBug(f"ledger-{name}", story, plant, scenario=LEDGERS_STAY_OPEN)
+
+
 def _scene(name: str, story: str, plant: Plant) -> PlantedBug:
     return PlantedBug(f"ledger-repair-{name}", story, plant, scene=SCENE)
 
@@ -138,6 +166,12 @@ BUGS = (
          at(rule.step, within=role).around(_shuts_writers_out)),
     _bug("names-first", "a repair names a node that has no copies",
          at(write_copies, within=ledger_repair).instead(_copies_nothing)),
+    _open("repair-older-waits", "older fragments of a ledger wait for their copies until it is closed",
+          at(rule.step, within=role).around(_leaves_open_ledgers)),
+    _open("writer-forgets-repair", "a writer's change names the nodes again that a repair replaced",
+          at(LedgerWriter._propose).instead(_proposes_what_it_knew)),
+    _open("repair-one-short", "a repair leaves out the last entry of a fragment",
+          at(repair_rule.entries_of).around(_leaves_the_last_out)),
     _scene("forgets", "the mark of another loss replaces an existing mark",
          at(rule.merged, within=ledger_marks).around(_forgets_the_first)),
     _scene("anywhere", "a repair does not use the writer's placement policy",
@@ -152,6 +186,8 @@ BUGS = (
            at(LedgerStore._takes_no_writers).instead(lambda self: bool(self._engine.read_only))),
     _scene("copies-first", "a node gets copies before the metadata says so",
            at(LedgerRepair._announce).instead(_says_nothing_before)),
+    _scene("of-another-run", "a repair names a node that restarted after its copies, in a ledger that "
+           "another client changed", at(ledger_repair._Copying.is_kept).instead(_believes_the_copies)),
     PlantedBug("ledger-recovery-copies-first",
                "a spare of a recovery gets copies before the metadata says so",
                at(ledger_recovering._Attempt._announce).instead(_says_nothing_of_a_spare), scene=SCENE),

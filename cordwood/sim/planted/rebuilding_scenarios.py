@@ -100,3 +100,19 @@ LEDGERS_LOST = scenario(
     ),
 )  # fmt: skip
 """One disk after another is lost while ledgers are written and recovered."""
+
+LEDGERS_STAY_OPEN = scenario(
+    "crash", "pause",
+    shape=both(cluster_of(6, 2), _losing),
+    every_s=4.0, length_s=50.0, lull_s=0.0, read_only=(), given_up=(), scribes=3,
+    long_ledgers=True, producers=1, readers=1, publishers=0, holders=0, members=0, outsiders=0,
+    callers=0, crossers=0, browsers=0, crowds=0, sorters=0, resenders=0,
+    turns=(
+        ("admin.ledger_autorecovery.LOOK_S", 0), ("protocol.ledger_autorecovery.GRACE_US", 0),
+        ("protocol.ledger_autorecovery.AGAIN_MAX_S", 0),
+        # A check would mend the omissions of a repair before the run ends.
+        ("admin.ledger_autorecovery.CHECKED_A_LOOK", 0),
+    ),
+)  # fmt: skip
+"""One disk after another is lost while ledgers stay open for the whole run: their writers change
+their ensembles, and older fragments are repaired meanwhile."""
