@@ -43,6 +43,7 @@ from cordwood.client.append.record_check import (
     own_headers,
     to_us,
 )
+from cordwood.client.append.writer_lanes import Gathered, Lane
 from cordwood.client.cluster import LogInfo
 from cordwood.client.find.log_info import AnyLog
 from cordwood.errors import (
@@ -137,50 +138,6 @@ class WriterOptions:
             raise BadSetting("size_trigger_bytes goes from 1 to memory_bytes_max")
 
 
-class _Gathered:
-    """Records of one log that become one block.
-
-    Attributes:
-        contexts: each record's context, as its caller gave it.
-        futures: one for each record, None if no caller waits.
-        tries: how often the block was resent.
-        ended: set once every record has its outcome.
-    """
-
-    __slots__ = (
-        "bytes", "contexts", "ended", "futures", "headers", "keys", "times", "tries", "values",
-    )  # fmt: skip
-
-    def __init__(self) -> None:
-        self.values: list[Buffer] = []
-        self.keys: list[bytes | None] = []
-        self.times: list[int] = []
-        self.headers: list[Headers] = []
-        self.contexts: list[Any] = []
-        self.futures: list[asyncio.Future[Lsn] | None] = []
-        self.bytes = 0
-        self.tries = 0
-        self.ended = asyncio.Event()
-
-
-class _Lane:
-    """One log of the writer: gathered records, queued blocks, and the sending task.
-
-    Attributes:
-        number: the log's number, once found: records go to this number, even if the name moves,
-            until the number is gone.
-    """
-
-    def __init__(self, log: str) -> None:
-        self.log = log
-        self.number: int | None = None
-        self.open: _Gathered | None = None
-        self.timer: asyncio.TimerHandle | None = None
-        self.queue: deque[_Gathered] = deque()
-        self.tasks: dict[asyncio.Task[None], None] = {}
-        self.producer: Producer | None = None
-
-
 class BufferedWriter:
     """See the module. Made by `Store.buffered_writer`; close it, or use `async with`.
 
@@ -209,8 +166,8 @@ class BufferedWriter:
         self._on_success, self._on_failure, self._on_retry = on_success, on_failure, on_retry
         self._codec = None if options.compression is None else Codec[options.compression.upper()]
         self._bytes_max = min(options.size_trigger_bytes, settings.block_bytes)
-        self._lanes: dict[str, _Lane] = {}
-        self._unended: dict[_Gathered, _Lane] = {}
+        self._lanes: dict[str, Lane] = {}
+        self._unended: dict[Gathered, Lane] = {}
         self._freed = asyncio.Event()
         # Calls that wait for room, in their order.
         self._line, self._let_in = Line(appends.loop), LetIn(appends.loop)
@@ -336,7 +293,7 @@ class BufferedWriter:
         if lane is None:
             # Two spellings of a name are one log with one order; callbacks get the first spelling.
             name = normalise_name(log)
-            lane = self._lanes.setdefault(name, _Lane(log))
+            lane = self._lanes.setdefault(name, Lane(log))
             self._lanes[log] = lane
         if lane.open is not None and lane.open.bytes + size > self._bytes_max:
             self._cut(lane)
@@ -353,15 +310,15 @@ class BufferedWriter:
         if is_full or gathered.bytes >= self._bytes_max:
             self._cut(lane)
 
-    def _begin(self, lane: _Lane) -> _Gathered:
-        lane.open = gathered = _Gathered()
+    def _begin(self, lane: Lane) -> Gathered:
+        lane.open = gathered = Gathered()
         self._unended[gathered] = lane
         if self._options.time_trigger_s is not None:
             after_s = self._options.time_trigger_s
             lane.timer = self._appends.loop.call_later(after_s, self._cut, lane)
         return gathered
 
-    def _cut(self, lane: _Lane) -> None:
+    def _cut(self, lane: Lane) -> None:
         """Nothing more is gathered for the block: have it sent."""
         gathered, lane.open = lane.open, None
         if lane.timer is not None:
@@ -441,7 +398,7 @@ class BufferedWriter:
 
     # Sending.
 
-    def _go(self, lane: _Lane) -> None:
+    def _go(self, lane: Lane) -> None:
         """Send a log's queued blocks, as far as the mode allows."""
         if self._options.mode is WriteMode.INDEPENDENT:
             while lane.queue and len(lane.tasks) < INDEPENDENT_BLOCKS:
@@ -449,17 +406,17 @@ class BufferedWriter:
         elif lane.queue and not lane.tasks:
             self._start(lane, self._work(lane))
 
-    def _start(self, lane: _Lane, work: Coroutine[None, None, None]) -> None:
+    def _start(self, lane: Lane, work: Coroutine[None, None, None]) -> None:
         task = self._appends.spawn(work)
         lane.tasks[task] = None
         task.add_done_callback(lambda done: self._on_done(lane, done))
 
-    def _on_done(self, lane: _Lane, done: asyncio.Task[None]) -> None:
+    def _on_done(self, lane: Lane, done: asyncio.Task[None]) -> None:
         lane.tasks.pop(done, None)
         if self._closed is None:
             self._go(lane)
 
-    async def _work(self, lane: _Lane) -> None:
+    async def _work(self, lane: Lane) -> None:
         """Send a log's queued blocks, one after the other or as a stream."""
         while lane.queue:
             if self._options.mode is WriteMode.STREAM:
@@ -467,7 +424,7 @@ class BufferedWriter:
             else:
                 await self._send(lane, lane.queue.popleft())
 
-    async def _send(self, lane: _Lane, gathered: _Gathered) -> None:
+    async def _send(self, lane: Lane, gathered: Gathered) -> None:
         """Send a block until it is stored, may be stored, or was tried often enough."""
         while True:
             try:
@@ -481,19 +438,19 @@ class BufferedWriter:
                 self._succeed(lane, gathered, first)
                 return
 
-    def _may_retry(self, lane: _Lane, gathered: _Gathered, error: CordwoodError) -> bool:
+    def _may_retry(self, lane: Lane, gathered: Gathered, error: CordwoodError) -> bool:
         """Whether a block that ended so should be sent again: never if it may be stored."""
         count = self._options.retry_count
         if not isinstance(error, Retryable) or (count is not None and gathered.tries >= count):
             return False
         return self._on_retry is None or self._on_retry(lane.log, gathered.contexts, error) is True
 
-    async def _pause(self, gathered: _Gathered) -> None:
+    async def _pause(self, gathered: Gathered) -> None:
         pause_s = min(self._options.retry_max_s, RETRY_FIRST_S * 2.0 ** min(gathered.tries, 20))
         gathered.tries += 1
         await asyncio.sleep(pause_s * self._chance.uniform(0.5, 1.0))
 
-    async def _send_stream(self, lane: _Lane) -> None:
+    async def _send_stream(self, lane: Lane) -> None:
         """Send queued blocks in order, a few at a time, until a block fails or all are stored.
 
         The producer's own line resends a block for as long as it takes. A block that ends with an
@@ -503,8 +460,8 @@ class BufferedWriter:
         if lane.producer is None:
             lane.producer = Producer(self._chance.randint(1, PRODUCER_MAX))
         producer = lane.producer
-        sent: deque[tuple[_Gathered, asyncio.Future[Lsn]]] = deque()
-        again: list[_Gathered] = []
+        sent: deque[tuple[Gathered, asyncio.Future[Lsn]]] = deque()
+        again: list[Gathered] = []
         is_over = False
         while sent or (lane.queue and not is_over):
             while lane.queue and not is_over and len(sent) < STREAM_BLOCKS:
@@ -530,11 +487,11 @@ class BufferedWriter:
 
     def _end_stream(
         self,
-        lane: _Lane,
+        lane: Lane,
         producer: Producer,
-        gathered: _Gathered,
+        gathered: Gathered,
         error: CordwoodError,
-        again: list[_Gathered],
+        again: list[Gathered],
     ) -> None:
         """A block of this producer's epoch ended with an error, so the epoch is over."""
         lane.producer = Producer(producer.producer, producer.epoch + 1)
@@ -544,7 +501,7 @@ class BufferedWriter:
             self._fail(lane, gathered, error)
 
     async def _submit(
-        self, lane: _Lane, gathered: _Gathered, producer: Producer | None
+        self, lane: Lane, gathered: Gathered, producer: Producer | None
     ) -> asyncio.Future[Lsn]:
         """Send a block once; the future tells where its first record is."""
         info = await self._find(lane.log if lane.number is None else lane.number)
@@ -563,7 +520,7 @@ class BufferedWriter:
 
     # Telling.
 
-    def _succeed(self, lane: _Lane, gathered: _Gathered, first: Lsn) -> None:
+    def _succeed(self, lane: Lane, gathered: Gathered, first: Lsn) -> None:
         if not self._finish(gathered):
             return
         lsns = [Lsn(first + at) for at in range(len(gathered.values))]
@@ -573,7 +530,7 @@ class BufferedWriter:
         if self._on_success is not None:
             self._appends.loop.call_soon(self._on_success, lane.log, gathered.contexts, lsns)
 
-    def _fail(self, lane: _Lane, gathered: _Gathered, error: CordwoodError) -> None:
+    def _fail(self, lane: Lane, gathered: Gathered, error: CordwoodError) -> None:
         if isinstance(error, UnknownLog):
             lane.number = None  # later records go to the log that has the name then
         if not self._finish(gathered):
@@ -589,7 +546,7 @@ class BufferedWriter:
         elif untold := gathered.futures.count(None):
             logger.warning("%d records for %s were not acknowledged: %s", untold, lane.log, error)
 
-    def _finish(self, gathered: _Gathered) -> bool:
+    def _finish(self, gathered: Gathered) -> bool:
         """A block came to its end; False if it had already."""
         if self._unended.pop(gathered, None) is None:
             return False
