@@ -177,10 +177,13 @@ class BufferedWriter:
         return self
 
     async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if kind is None or issubclass(kind, Exception):
-            await self.close()
-        else:
-            self.end(Closed("this writer was left"))  # cancelled: there is no time to wait
+        try:
+            if kind is None or issubclass(kind, Exception):
+                await self.close()
+        finally:
+            if not self.is_closed:
+                # Cancelled, perhaps during the close: there is no time to wait.
+                self.end(Closed("this writer was left"))
 
     # Putting records in.
 
@@ -373,6 +376,10 @@ class BufferedWriter:
                 if gathered not in waiting:
                     why = OutcomeUnknown(f"{error}; this append was in flight")
                 self._fail(lane, gathered, why)
+            if lane.stream is not None:
+                # Its blocks have no deadline: they would keep the client's room until their log
+                # takes appends.
+                lane.stream.close(error)
             lane.queue.clear()
             lane.open = None
         self._lanes.clear()
@@ -508,7 +515,10 @@ class BufferedWriter:
         lane.number = info.log_id
         deadline = self._appends.loop.time() + self._settings.timeout_s
         await self._appends.window.wait_space(deadline)
-        return self._appends.log(info.log_id, producer).add_block(
+        appends = self._appends.log(info.log_id, producer)
+        if producer is not None:
+            lane.stream = appends
+        return appends.add_block(
             gathered.values,
             gathered.keys if any(key is not None for key in gathered.keys) else None,
             gathered.times,

@@ -10,6 +10,7 @@ from collections import deque
 from typing import Any
 
 from cordwood.block import Buffer
+from cordwood.client.append.log_appends import LogAppends
 from cordwood.client.append.producer import Producer
 from cordwood.client.append.record_check import Headers
 from cordwood.lsn import Lsn
@@ -47,6 +48,7 @@ class Lane:
     Attributes:
         number: the log's number, once found: records go to this number, even if the name moves,
             until the number is gone.
+        stream: where a stream's blocks are queued and sent, once it has sent any.
     """
 
     def __init__(self, log: str) -> None:
@@ -57,3 +59,4 @@ class Lane:
         self.queue: deque[Gathered] = deque()
         self.tasks: dict[asyncio.Task[None], None] = {}
         self.producer: Producer | None = None
+        self.stream: LogAppends | None = None
