@@ -15,6 +15,7 @@ import logging
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from cordwood.client.ledgers.ledger_nodes import ask_together
 from cordwood.errors import (
     ChecksumMismatch,
     Corrupt,
@@ -98,7 +99,7 @@ class EntryReading:
                     by_node.setdefault(order[0], []).append(entry)
                 if is_full:
                     break
-            await asyncio.gather(*(self._ask(node, some) for node, some in by_node.items()))
+            await ask_together(self._ask(node, some) for node, some in by_node.items())
             self._take_late()
             if bytes_max is not None and self._bytes >= bytes_max and self._left:
                 first = self._first()

@@ -17,7 +17,7 @@ from cordwood.client.cluster import Cluster
 from cordwood.client.ledgers.ledger_check import LedgerChecking
 from cordwood.client.ledgers.ledger_following import Paged
 from cordwood.client.ledgers.ledger_metadata_calls import LedgerMetadataCalls
-from cordwood.client.ledgers.ledger_nodes import ask_node
+from cordwood.client.ledgers.ledger_nodes import ask_node, ask_together
 from cordwood.client.ledgers.ledger_recovering import recover
 from cordwood.client.ledgers.ledger_repair import LedgerRepair, OnProgress
 from cordwood.client.ledgers.ledger_tiering import LedgerTiering, TieredLedger
@@ -270,7 +270,7 @@ class Ledgers:
             held, _ = await self._calls.set(held.version, metadata.recovering())
             metadata = held.metadata
         nodes = metadata.newest.nodes
-        told = await asyncio.gather(*(self._fence(metadata, node) for node in nodes))
+        told = await ask_together(self._fence(metadata, node) for node in nodes)
         return dict(zip(nodes, told, strict=True))
 
     async def _fence(self, metadata: LedgerMetadata, node: int) -> bool:

@@ -23,7 +23,7 @@ from cordwood.client.ledgers.entry_reading import AGAIN_S, EntryReading
 from cordwood.client.ledgers.lac_polls import is_known, wait_for_news
 from cordwood.client.ledgers.ledger_following import LedgerBatches, LedgerEntries, LedgerTables
 from cordwood.client.ledgers.ledger_metadata_calls import LedgerMetadataCalls
-from cordwood.client.ledgers.ledger_nodes import ask_node
+from cordwood.client.ledgers.ledger_nodes import ask_node, ask_together
 from cordwood.client.ledgers.read_ahead import FEW, ReadAhead
 from cordwood.client.ledgers.run_reading import READ_S, read_run
 from cordwood.errors import (
@@ -346,7 +346,7 @@ class ReadableLedger:
             if self.is_closed:
                 return self.last_add_confirmed
             nodes, striping = self.metadata.newest.nodes, self.metadata.striping
-            replies = await asyncio.gather(*(self._ask_lac(node, 0.0) for node in nodes))
+            replies = await ask_together(self._ask_lac(node, 0.0) for node in nodes)
             heard = {place for place, reply in enumerate(replies) if is_known(reply)}
             self._take(replies)
             # Entries below the newest fragment were confirmed when it began.
@@ -363,8 +363,8 @@ class ReadableLedger:
     async def try_read_last_add_confirmed(self) -> int:
         """As `read_last_add_confirmed`, from the answers that came: the result may be too low."""
         self._cluster.check_open()
-        replies = await asyncio.gather(
-            *(self._ask_lac(node, 0.0) for node in self.metadata.newest.nodes)
+        replies = await ask_together(
+            self._ask_lac(node, 0.0) for node in self.metadata.newest.nodes
         )
         self._take(replies)
         return self.last_add_confirmed

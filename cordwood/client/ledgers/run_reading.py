@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from cordwood.client.ledgers.entry_reading import SPECULATE_S
-from cordwood.client.ledgers.ledger_nodes import ask_node
+from cordwood.client.ledgers.ledger_nodes import ask_node, ask_together
 from cordwood.errors import Retryable
 from cordwood.layout.message_ledgers import RUN_ENTRIES_MAX, ReadRun, RunReply
 from cordwood.quorum.ensemble import write_set
@@ -54,7 +54,7 @@ async def read_run(ledger: ReadableLedger, first: int, last: int, bytes_max: int
     ]  # fmt: skip
     if len(asked) == 1:
         return await asked[0]
-    return interleaved(await asyncio.gather(*asked), step, count)
+    return interleaved(await ask_together(asked), step, count)
 
 
 def interleaved(parts: Sequence[Opened], step: int, count: int) -> Opened:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 from cluster_at_hand import ClusterAtHand, simulate
 from hypothesis import given
@@ -11,6 +13,7 @@ from scenarios import as_scenario
 from cordwood.client.ledgers.entry_reading import EntryReading
 from cordwood.client.ledgers.run_reading import Opened, interleaved
 from cordwood.client.store import Store
+from cordwood.errors import AccessDenied
 from cordwood.nodes import NodeId
 from cordwood.sim.planted import find_bug, planted
 
@@ -85,6 +88,29 @@ async def test_a_striped_ledger_is_read_while_a_node_is_away(cluster: ClusterAtH
         cluster.machine(away).pause()
         assert [each.payload async for each in opened] == [payload_of(n) for n in range(COUNT)]
         cluster.machine(away).resume()
+
+
+@as_scenario(simulate)
+async def test_a_read_that_is_denied_leaves_no_call_behind(cluster: ClusterAtHand) -> None:
+    """Its calls to the other nodes ran on until their deadline."""
+    async with cluster.client() as store:
+        ledger = await filled(store, (3, 1, 1), 100)
+        opened = await store.ledgers.open(ledger)
+        denying, *silent = opened.metadata.newest.nodes
+        cluster.running[NodeId(denying)].engine.ledgers.held[ledger].key = bytes(20)
+        for node in silent:
+            cluster.machine(node).pause()
+        for read in (
+            opened.read(0, 99),
+            opened.read_batch(0),
+            opened.try_read_last_add_confirmed(),
+            opened.read_unconfirmed(0, 0),
+        ):
+            with pytest.raises(AccessDenied):
+                await read
+            assert [each for each in asyncio.all_tasks() if "_ask" in repr(each)] == []
+        for node in silent:
+            cluster.machine(node).resume()
 
 
 async def nodes_lack_an_entry(cluster: ClusterAtHand) -> None:
