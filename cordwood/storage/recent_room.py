@@ -16,6 +16,11 @@ RECENT_COST = 1024
 """Memory of a block, or of a run of entries, beside its bytes: headers and views are some ten
 objects."""
 
+KEPT_TIMES = 2
+"""Of its own size, the most that a kept view may keep alive. A read of a socket has 64 KiB, so at
+most half of that is copied, in some microseconds. A frame with most of a read, or with a buffer of
+its own, is kept as it came."""
+
 
 class RecentRoom:
     """See the module.
@@ -41,3 +46,15 @@ class RecentRoom:
             drop, item, size = self._order.popleft()
             self.bytes -= size
             drop(item)
+
+
+def own_bytes(view: memoryview) -> memoryview:
+    """Bytes that will be kept, without much more than themselves: a view that keeps over
+    KEPT_TIMES its own bytes alive is copied.
+
+    A small frame arrives together with others, in one read of a socket. What is kept of it would
+    keep all of that read, which no bound counts.
+    """
+    if memoryview(view.obj).nbytes <= KEPT_TIMES * view.nbytes:
+        return view
+    return memoryview(bytes(view))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from made_blocks import Made, flush, run
@@ -96,6 +98,29 @@ def test_the_oldest_goes_whatever_it_is() -> None:
         room.add(gone.append, item, 10)
     room.trim()
     assert (gone, room.bytes) == (["a"], 3 * (RECENT_COST + 10))
+
+
+@as_scenario(run)
+async def test_a_small_run_does_not_keep_what_arrived_together_with_it() -> None:
+    """A socket's read of 64 KiB stayed in memory for each run of some bytes in it, uncounted."""
+    node = await Made.new()
+    node.engine.ledgers.recent_room.bytes_max = 1 << 20
+    store = LedgerStore(node.engine)
+    packed = bytes(items_of([5, 6]))
+    arrived = packed + bytes(60_000)
+    refers = sys.getrefcount(arrived)
+    view = memoryview(arrived)[: len(packed)]
+    await store.add(AddEntries(LEDGER, KEY, 2, view))
+    del view
+    await flush(node)
+    assert sys.getrefcount(arrived) == refers
+    assert await read_of(store, ReadRun(LEDGER, KEY, 5, 2, 999, 1)) == [5, 6]
+    # A run with most of what arrived is not copied.
+    whole = items_of([7, 8])
+    await store.add(AddEntries(LEDGER, KEY, 2, whole))
+    run_of_whole = node.engine.ledgers.held[LEDGER].runs.at(7)
+    assert run_of_whole is not None
+    assert run_of_whole.packed.obj is whole.obj
 
 
 records = st.lists(st.lists(st.integers(0, 30), min_size=1, max_size=8, unique=True), max_size=8)

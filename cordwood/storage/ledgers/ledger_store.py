@@ -62,6 +62,7 @@ from cordwood.ledger import NO_ENTRY
 from cordwood.storage.engine import StorageEngine
 from cordwood.storage.ledgers.held_runs import Cut
 from cordwood.storage.ledgers.ledger_index import HeldLedger, LedgerIndex
+from cordwood.storage.recent_room import own_bytes
 
 Answer = AddReply | EntriesReply | RunReply | LacReply | DoneReply
 
@@ -143,15 +144,16 @@ class LedgerStore:
             Retryable: the write failed; some of them may be kept.
             RecordTooLarge: the entries exceed the largest record of this node's WAL.
         """
-        entries = unpack_entries(call.packed, call.count)
+        packed = own_bytes(call.packed)
+        entries = unpack_entries(packed, call.count)
         if not (call.recovery and call.mends) and await self._has_others(call, entries):
             return AddReply(AddRefusal.OTHER)
         refusal = self._refusal(call)
         if refusal is not AddRefusal.NONE:
             return AddReply(refusal)
-        record = LedgerEntries(call.ledger, call.key, entries, call.packed)
+        record = LedgerEntries(call.ledger, call.key, entries, packed)
         kind = RecordKind.LEDGER_ENTRIES
-        parts = pack_entries(kind, call.ledger, call.key, call.count, call.packed)
+        parts = pack_entries(kind, call.ledger, call.key, call.count, packed)
         try:
             durable = self._engine.begin_beside(parts, record, reserve_ok=call.recovery)
             if call.deferred:
