@@ -145,8 +145,12 @@ class Hand:
 
     def ask(self) -> None:
         """The application asks for more: the item in hand counts as processed."""
-        if not length_hint(self.items):
+        left = length_hint(self.items)
+        given = len(self.opened) - left
+        if not left:
             self.opened = ()
+        elif given:
+            self._dealt_at = given - 1
         self._in_hand = None
 
     def open_next(self) -> bool:

@@ -262,8 +262,10 @@ class Reader:
 
     def ask(self) -> None:
         """The application asks for more: a loop's last item counts as processed."""
-        if self._up is not None and not length_hint(self._up.hand.items):
+        if self._up is not None:
             self._up.hand.ask()
+            # Also with items left: after a cancelled call a loop must not give them before it has
+            # asked whether this log is still read here.
             self._up = None
 
     async def rest(self, until: float) -> None:

@@ -9,6 +9,7 @@ import pytest
 from cluster_at_hand import ClusterAtHand, simulate, until
 from scenarios import as_scenario
 
+from cordwood.block import Record
 from cordwood.client.read.consumer import BEATS, MEMBER_TTL_S, Consumer
 from cordwood.client.store import Store
 from cordwood.errors import Fenced, Unreachable
@@ -225,3 +226,54 @@ async def test_a_member_that_died_is_missed_soon_whatever_was_seen_of_it(
             async with asyncio.timeout(2 * MEMBER_TTL_S):
                 while not await consumer.read(timeout_s=1):
                     pass
+
+
+@as_scenario(simulate)
+async def test_a_loop_behind_a_cancelled_hand_over_gives_no_record_that_has_another_reader(
+    cluster: ClusterAtHand,
+) -> None:
+    """The cancelled `read` had let go of the log. The loop then gave the rest of the block that it
+    had begun; the next member gave these records as well, and the record before them again."""
+    async with cluster.client() as store, cluster.client() as admin:
+        await fill(store, "a", "b")
+        first = await store.consumer("group", "a", "b", member="m1", save_every_s=None)
+        await first.start()
+        found: dict[str, list[int]] = {"/a": [], "/b": []}
+
+        async def step() -> str:
+            log, item = await anext(first)
+            assert isinstance(item, Record)
+            found[log].append(int(item.value))
+            return log
+
+        while await step() != "/a":
+            pass
+        second = await admin.consumer("group", "a", "b", member="m2", save_every_s=None)
+        starting = asyncio.create_task(second.start())
+        await heard_of_a_successor(first)
+        assert first._group.successors == {"/a": "m2"}
+        ask, has_let_go = first._ask, asyncio.Event()
+
+        async def ask_slowly(call: Call) -> Reply:
+            reply = await ask(call)
+            if isinstance(call, SaveCursors) and call.let_go:
+                has_let_go.set()
+                await asyncio.sleep(5)
+            return reply
+
+        first._ask = ask_slowly
+        reading = asyncio.create_task(first.read())
+        await has_let_go.wait()
+        reading.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await reading
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(MEMBER_TTL_S):
+                while True:
+                    await step()
+        await starting
+        for log, more in (await drained(second)).items():
+            found[log] += more
+        assert found == {"/a": [1, 2, 3, 4, 5], "/b": [1, 2, 3, 4, 5]}
+        await first.close()
+        await second.close()
