@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
+from operator import length_hint
 from typing import Any
 
 from crc32c import crc32c
@@ -16,6 +17,7 @@ from cordwood.block import Gap
 from cordwood.client.admin import positions
 from cordwood.client.admin.positions import Positions
 from cordwood.client.append.appends import Appends
+from cordwood.client.append.buffered_writer import BufferedWriter
 from cordwood.client.append.line import LetIn
 from cordwood.client.append.log_appends import LogAppends
 from cordwood.client.append.producer import Producer, ProducerCall, ProducerPlace
@@ -54,6 +56,17 @@ def _places_copied(right: Any, self: Producer, log: int, sequence: int) -> Any:
     places = {**self._lineage.places, **self._own}
     known = {each: place.sequence for each, place in places.items()}
     return type(self)(self.producer, self.epoch, {**known, log: sequence})
+
+
+def _ends_without_its_blocks(right: Any, self: BufferedWriter, error: CordwoodError) -> None:
+    for lane in self._lanes.values():
+        lane.stream = None
+    right(self, error)
+
+
+def _begun_block_stays(right: Any, self: Reader) -> None:
+    if self._up is None or not length_hint(self._up.hand.items):
+        right(self)
 
 
 async def _reading_of_now(
@@ -260,6 +273,13 @@ BUGS = (
                "that it has heard of since",
                at(Consumer._save_each).around(_by_news),
                scene="tests/client/read/test_consumer_handover.py"),
+    PlantedBug("loop-passes-turn", "a loop goes on with its block of a log that a cancelled call let "
+               "go of",
+               at(Reader.ask).around(_begun_block_stays),
+               scene="tests/client/read/test_consumer_handover.py"),
+    PlantedBug("ended-stream-stays", "the blocks of a stream that ended keep the room of others",
+               at(BufferedWriter.end).around(_ends_without_its_blocks),
+               scene="tests/client/append/test_writer_ends.py"),
     PlantedBug("values-are-records", "two records at one place are compared by their values only",
                at(ProducerCall.takes).around(_values_only),
                scene="tests/client/append/test_producer_places.py"),

@@ -9,16 +9,16 @@ from cluster_at_hand import ClusterAtHand, others, simulate, values
 from scenarios import as_scenario
 
 from cordwood.client.append.buffered_writer import WriteMode, WriterOptions
-from cordwood.errors import Closed, OutcomeUnknown
+from cordwood.errors import Closed, OutcomeUnknown, Overloaded
 from cordwood.log_attributes import LogAttributes
 from cordwood.lsn import Lsn
+from cordwood.sim.planted import find_bug, planted
 
 STREAM = WriterOptions(mode=WriteMode.STREAM, size_trigger_bytes=1000, compression="none")
 
 
-@as_scenario(simulate)
-async def test_a_stream_that_was_closed_gives_its_room_back(cluster: ClusterAtHand) -> None:
-    """Its blocks had no deadline, and filled the client's window for as long as their log took no
+async def streams_end_while_their_log_takes_no_appends(cluster: ClusterAtHand) -> None:
+    """Their blocks had no deadline, and filled the client's window for as long as their log took no
     appends: appends to all other logs of the client were refused."""
     async with cluster.client(timeout_s=2, window_bytes=10_000, block_bytes=10_000) as store:
         one_copy = LogAttributes(replicate_across={"node": 1})
@@ -38,6 +38,15 @@ async def test_a_stream_that_was_closed_gives_its_room_back(cluster: ClusterAtHa
         assert await store.append("up", b"after")
         await cluster.start(away)
         assert await values(store, "up") == [b"before", b"after"]
+
+
+def test_a_stream_that_was_closed_gives_its_room_back() -> None:
+    simulate(streams_end_while_their_log_takes_no_appends)
+
+
+def test_the_scene_catches_blocks_that_stay() -> None:
+    with planted(find_bug("ended-stream-stays")), pytest.raises(Overloaded):
+        simulate(streams_end_while_their_log_takes_no_appends)
 
 
 @as_scenario(simulate)

@@ -228,10 +228,7 @@ async def test_a_member_that_died_is_missed_soon_whatever_was_seen_of_it(
                     pass
 
 
-@as_scenario(simulate)
-async def test_a_loop_behind_a_cancelled_hand_over_gives_no_record_that_has_another_reader(
-    cluster: ClusterAtHand,
-) -> None:
+async def a_hand_over_is_cancelled_within_a_block(cluster: ClusterAtHand) -> None:
     """The cancelled `read` had let go of the log. The loop then gave the rest of the block that it
     had begun; the next member gave these records as well, and the record before them again."""
     async with cluster.client() as store, cluster.client() as admin:
@@ -277,3 +274,12 @@ async def test_a_loop_behind_a_cancelled_hand_over_gives_no_record_that_has_anot
         assert found == {"/a": [1, 2, 3, 4, 5], "/b": [1, 2, 3, 4, 5]}
         await first.close()
         await second.close()
+
+
+def test_a_loop_gives_no_record_that_has_another_reader() -> None:
+    simulate(a_hand_over_is_cancelled_within_a_block)
+
+
+def test_the_scene_catches_a_loop_that_goes_on() -> None:
+    with planted(find_bug("loop-passes-turn")), pytest.raises(AssertionError):
+        simulate(a_hand_over_is_cancelled_within_a_block)
