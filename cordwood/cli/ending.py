@@ -70,7 +70,15 @@ def terminated() -> Iterator[None]:
         yield
     finally:
         for number, handler in before.items():
-            signal.signal(number, handler)
+            if signal.getsignal(number) is _end:
+                signal.signal(number, handler)
+
+
+def finish() -> None:
+    """All work is done, and the process is about to end: from here on the signals that ask for its
+    end are ignored, because they would call the work unfinished."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
 
 
 def _end(number: int, _: object) -> None:

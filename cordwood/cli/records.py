@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from cordwood.cli.ending import FAILED, tell_error, terminated
+from cordwood.cli.ending import FAILED, finish, tell_error, terminated
 from cordwood.cli.form import Form
 from cordwood.cli.target import ClusterOption, JsonOption, open_store
 from cordwood.cli.times import time_of
@@ -71,9 +71,11 @@ def append(
         printer = _AppendPrinter(quiet=quiet, as_json=as_json)
         try:
             keys = None if key is None else os.fsencode(key)
-            for value in _runs(values or [STDIN]):
+            runs = list(_runs(values or [STDIN]))
+            for at, value in enumerate(runs, 1):
                 if value == STDIN:
-                    _append_lines(store, log, keys, resume, printer)
+                    is_last = at == len(runs)
+                    _append_lines(store, log, keys, resume, printer, is_last=is_last)
                     continue
                 each = None if keys is None else [keys] * len(value)
                 printer.print(store.append_many(log, list(map(os.fsencode, value)), keys=each))
@@ -123,9 +125,19 @@ class _AppendPrinter:
 
 
 def _append_lines(
-    store: BlockingStore, log: str, key: bytes | None, resume: int | None, printer: _AppendPrinter
+    store: BlockingStore,
+    log: str,
+    key: bytes | None,
+    resume: int | None,
+    printer: _AppendPrinter,
+    *,
+    is_last: bool,
 ) -> None:
-    """Append standard input, a record a line; say how far it came if that fails."""
+    """Append standard input, a record a line; say how far it came if that fails.
+
+    Args:
+        is_last: nothing more is appended after it.
+    """
     from cordwood.cli.line_appends import LineAppends
     from cordwood.cli.lines import read_lines
     from cordwood.settings import ClientSettings
@@ -140,6 +152,10 @@ def _append_lines(
         with terminated():
             for lines in read_lines(sys.stdin.fileno(), ClientSettings().block_bytes):
                 printer.print(appends.append(lines))
+            if is_last:
+                # All lines are stored. A signal during the client's close would leave its sender
+                # with neither a success nor a number for `--resume`.
+                finish()
     except CordwoodError as error:
         tell_error(appends.how_far(error))
         raise

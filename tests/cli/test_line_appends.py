@@ -249,3 +249,17 @@ def test_the_command_says_how_far_it_came_when_it_is_stopped(tmp_path: Path, how
     assert b"--resume" in said
     number = signal.SIGTERM if how == "terminated" else signal.SIGPIPE
     assert running.returncode == 128 + number
+
+
+def test_a_signal_after_the_last_line_is_stored_leaves_a_success(tmp_path: Path):
+    """It killed the command during the client's close: all lines were stored, and the command ended
+    without the number for `--resume`."""
+    command = [sys.executable, "-m", "cordwood", "append", "log", "--json", "-c", str(tmp_path)]
+    with cordwood.connect(tmp_path):
+        pass
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as running:
+        running.stdin.write(b"a\nb\n")
+        running.stdin.close()
+        assert b'"stored": 2' in running.stdout.readline()
+        running.terminate()
+    assert running.returncode == 0
