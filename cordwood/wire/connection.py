@@ -136,6 +136,8 @@ class Connection:
         # Called with the size of an unfinished frame, see `Arrivals.note`.
         self.on_unfinished: Callable[[Connection, int, int, bool], None] | None = None
         self._is_unfinished = False
+        # Called with the bytes that wait for a peer that does not read; 0 once it reads again.
+        self.on_unread: Callable[[Connection, int], None] | None = None
         # Called when a call is sent, and when a call had no answer in time.
         self.on_asked: Callable[[], None] | None = None
         self.on_silent: Callable[[], None] | None = None
@@ -218,6 +220,8 @@ class Connection:
 
     def resume_writing(self) -> None:
         self._writable.set()
+        if self.on_unread is not None:
+            self.on_unread(self, 0)
         if self.on_writable is not None:
             self.on_writable(self)
 
@@ -420,10 +424,14 @@ class Connection:
         if self._transport is None or self._error is not None or not self._out:
             return
         parts, self._out, self._out_bytes = self._out, [], 0
+        was_writable = self._writable.is_set()
         self._transport.writelines(parts)
         # Memory is bounded for a peer that does not read.
-        if self._transport.get_write_buffer_size() > BACKLOG_BYTES_MAX:
+        waiting = self._transport.get_write_buffer_size()
+        if waiting > BACKLOG_BYTES_MAX:
             self.fail(Unreachable(f"{self} does not read: {BACKLOG_BYTES_MAX} bytes wait for it"))
+        elif not was_writable and self.on_unread is not None:
+            self.on_unread(self, waiting)
 
     def _on_frame(self, frame: Frame) -> None:
         if self._error is not None:

@@ -27,6 +27,7 @@ from cordwood.layout.reply_parts import pack_reply
 from cordwood.layout.tokens import read_tokens
 from cordwood.wire.arrivals import Arrivals
 from cordwood.wire.connection import HELLO_TIMEOUT_S, Connection
+from cordwood.wire.unread import Unread
 
 logger = logging.getLogger(__name__)
 
@@ -98,6 +99,7 @@ class Server:
         self._strangers: dict[Connection, None] = {}
         self._clients = 0
         self._arrivals: Arrivals[Connection] = Arrivals()
+        self._unread: Unread[Connection] = Unread(lambda each: each.backlog_bytes)
         self._late: asyncio.TimerHandle | None = None
         self._listener: Listener | None = None
 
@@ -116,6 +118,11 @@ class Server:
     def strangers(self) -> int:
         """Connections that have not greeted yet."""
         return len(self._strangers)
+
+    @property
+    def unread_bytes(self) -> int:
+        """Bytes that wait for peers that do not read."""
+        return self._unread.bytes
 
     @property
     def arrivals(self) -> Arrivals[Connection]:
@@ -147,6 +154,7 @@ class Server:
         connection.on_closed = self._forget
         connection.admit = self._admit
         connection.on_unfinished = self._on_unfinished
+        connection.on_unread = self._on_unread
         if len(self._strangers) >= STRANGERS_MAX:
             oldest = next(iter(self._strangers))
             del self._strangers[oldest]
@@ -176,6 +184,7 @@ class Server:
     def _forget(self, connection: Connection) -> None:
         self._connections.pop(connection, None)
         self._arrivals.note(connection, 0, 0, 0, is_new=True)
+        self._unread.note(connection, 0)
         if connection.peer is not None and not connection.peer.node:
             self._clients -= 1
 
@@ -188,6 +197,13 @@ class Server:
         while (excess := self._arrivals.excess()) is not None:
             held = self._arrivals.bytes
             self._cut(excess, Overloaded(f"unfinished frames hold {held} bytes"))
+
+    def _on_unread(self, connection: Connection, waiting: int) -> None:
+        self._unread.note(connection, waiting)
+        while (excess := self._unread.excess()) is not None:
+            held = self._unread.bytes
+            self._unread.note(excess, 0)
+            excess.fail(Overloaded(f"{held} bytes wait for peers that do not read"))
 
     def _cut_late(self) -> None:
         """Cut off callers with overdue frames; called while frames are unfinished."""
