@@ -18,6 +18,7 @@ import typer
 
 from cordwood.cli.restart import pid_of, run_command
 from cordwood.cli.target import ClusterOption, find_target
+from cordwood.durable import PARTIAL, write_whole
 from cordwood.errors import BadSetting, Rejected
 
 MARKER = "replaces"
@@ -108,7 +109,8 @@ def claim(new: str, node: int, *, is_linked: bool | None = None) -> None:
     """
     path = os.path.join(new, MARKER)
     os.makedirs(new, mode=0o700, exist_ok=True)
-    found = os.listdir(new)
+    # A run that was killed may have left a part of the marker.
+    found = [name for name in os.listdir(new) if name != f".{MARKER}{PARTIAL}"]
     if MARKER in found:
         with open(path, encoding="ascii") as file:
             who, *state = file.read().split() or [""]
@@ -129,11 +131,8 @@ def claim(new: str, node: int, *, is_linked: bool | None = None) -> None:
 
 
 def write_marker(new: str, node: int, state: str = "") -> None:
-    """See MARKER."""
-    with open(os.path.join(new, MARKER), "w", encoding="ascii") as file:
-        file.write(f"{node} {state}\n")
-        file.flush()
-        os.fsync(file.fileno())
+    """See MARKER. A kill leaves the marker as it was, or as it is to be."""
+    write_whole(os.path.join(new, MARKER), f"{node} {state}\n".encode("ascii"))
 
 
 def says_placed(new: str) -> bool:

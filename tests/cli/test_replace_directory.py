@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from cordwood import durable
 from cordwood.cli.replace import (
     DONE,
     IDENTITY,
@@ -77,3 +79,28 @@ def test_the_old_directory_stays_beside_the_link(tmp_path: Path) -> None:
         old.unlink()
     assert (tmp_path / "node-3.replaced" / "wal").read_text() == "old"
     assert (tmp_path / "node-3.replaced-" / "wal").read_text() == "old"
+
+
+@pytest.mark.parametrize("step", ["write_new", "sync_file", "rename"])
+def test_a_kill_while_the_marker_is_written_leaves_the_command_to_be_given_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    """The marker was empty then, and the directory was said to be for another node."""
+
+    def kill(*_: object) -> None:
+        raise SystemExit
+
+    def is_killed(write: Callable[[], None]) -> None:
+        with monkeypatch.context() as patch:
+            patch.setattr(durable, step, kill)
+            with pytest.raises(SystemExit):
+                write()
+
+    new = str(tmp_path / "new")
+    is_killed(lambda: claim(new, 3))
+    claim(new, 3)
+    is_killed(lambda: write_marker(new, 3, PLACED))
+    claim(new, 3)
+    assert not says_placed(new)
+    write_marker(new, 3, PLACED)
+    assert says_placed(new)
