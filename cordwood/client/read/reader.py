@@ -264,9 +264,7 @@ class Reader:
         """The application asks for more: a loop's last item counts as processed."""
         if self._up is not None:
             self._up.hand.ask()
-            # Also with items left: after a cancelled call a loop must not give them before it has
-            # asked whether this log is still read here.
-            self._up = None
+            self._up = None  # also with items left: a cancelled call may let go of this log
 
     async def rest(self, until: float) -> None:
         """Wait until `until` by the loop's clock, or until it is woken or closed."""
