@@ -285,28 +285,45 @@ def _lag_ratio_or_none(value: float | None) -> str:
 
 
 def _losses(results: Results, measured: Sequence[System]) -> str:
+    """The part of the page that names every comparison in which a peer is better."""
+    names = [system.name for system in measured]
+    has_logs, has_ledgers = CORDWOOD in names, LEDGERS in names
     lines = []
-    for system in measured:
-        if system.name in (CORDWOOD, LEDGERS):
+    for peer in measured:
+        if not has_logs or peer.name in (CORDWOOD, LEDGERS):
             continue
-        lost = _lost_to(results, system)
+        if lost := _lost_to(results, peer.name, CORDWOOD, "appends"):
+            lines.append(f"- {peer.title} ({_kind(peer)}): {'; '.join(lost)}.")
+    # The page compares ledgers with BookKeeper's of the same quorums, and with no other peer.
+    rival = results.system(LEDGER_PEER)
+    if has_ledgers and rival is not None:
+        lost = _lost_to(results, LEDGER_PEER, LEDGERS, "adds") + _p99s_lost_to(results, LEDGER_PEER)
         if lost:
-            kind = f"{_copies(system)}, {'synced' if system.synced else 'not synced'}"
-            lines.append(f"- {system.title} ({kind}): {'; '.join(lost)}.")
-    if results.system(CORDWOOD) not in measured:
-        text = "Cordwood was not measured in this run.\n"
-    elif lines:
-        text = "Cordwood over the peer, where the peer is better:\n\n" + "\n".join(lines) + "\n"
-    else:
-        text = "Nowhere in this run.\n"
-    return "## Where Cordwood loses\n\n" + text
+            lines.append(f"- {rival.title}, beside Cordwood's ledgers: {'; '.join(lost)}.")
+    parts = []
+    if not has_logs:
+        absent = "Cordwood's logs were" if has_ledgers else "Cordwood was"
+        parts.append(f"{absent} not measured in this run.\n")
+    if lines:
+        parts.append(
+            "Cordwood over the peer, where the peer is better:\n\n" + "\n".join(lines) + "\n"
+        )
+    elif has_logs:
+        parts.append("Nowhere in this run.\n")
+    return "## Where Cordwood loses\n\n" + "\n".join(parts)
 
 
-def _lost_to(results: Results, system: System) -> list[str]:
-    """The losses in words, each with its ratios, in the order of the tables."""
+def _lost_to(results: Results, peer: str, ours: str, appends: str) -> list[str]:
+    """The losses in words, each with its ratios, in the order of the tables.
+
+    Args:
+        peer: the name of the other system.
+        ours: CORDWOOD or LEDGERS.
+        appends: the word for an append of `ours`.
+    """
 
     def ratio(name: str) -> float | None:
-        return ratio_to_cordwood(results, system.name, name)
+        return ratio_to_cordwood(results, peer, name, ours)
 
     lost = []
     for size in SIZES:
@@ -316,7 +333,7 @@ def _lost_to(results: Results, system: System) -> list[str]:
             if (each := ratio(append_name(size, in_flight))) is not None and each < 1
         ]
         if behind:
-            lost.append(f"appends of {size_words(size)}: {', '.join(behind)} in flight")
+            lost.append(f"{appends} of {size_words(size)}: {', '.join(behind)} in flight")
     for size in SIZES:
         each = ratio(catch_up_name(size))
         if each is not None and each < 1:
@@ -324,6 +341,21 @@ def _lost_to(results: Results, system: System) -> list[str]:
     lag = ratio(TAIL_NAME)
     if lag is not None and lag > 1:
         lost.append(f"lag at the tail: {lag:.2f} times as long")
+    return lost
+
+
+def _p99s_lost_to(results: Results, peer: str) -> list[str]:
+    """Where the p99 of an add to one of Cordwood's ledgers is longer than the peer's, in words."""
+    lost = []
+    for size in SIZES:
+        longer = [
+            f"{each:.2f} times as long with {in_flight:,}"
+            for in_flight in IN_FLIGHT
+            if (each := p99_ratio(results, peer, append_name(size, in_flight), LEDGERS)) is not None
+            and each > 1
+        ]
+        if longer:
+            lost.append(f"p99 of adds of {size_words(size)}: {', '.join(longer)} in flight")
     return lost
 
 
@@ -354,8 +386,9 @@ def _ratio(value: float) -> str:
     return f"**{text}**" if value < 1 else text
 
 
-def _copies(system: System) -> str:
-    return "1 copy" if system.copies == 1 else f"{system.copies} copies"
+def _kind(system: System) -> str:
+    copies = "1 copy" if system.copies == 1 else f"{system.copies} copies"
+    return f"{copies}, {'synced' if system.synced else 'not synced'}"
 
 
 def _capital(text: str) -> str:

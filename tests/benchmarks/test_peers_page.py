@@ -137,6 +137,34 @@ class TestPage:
         text = page(results(ours(**{APPEND: [50.0]}), system("kafka", **{APPEND: [5.0]})))
         assert "Nowhere in this run." in text
 
+    def test_a_loss_of_ledgers_is_told_even_if_logs_lose_nowhere(self) -> None:
+        """The page said "Nowhere in this run" below a table with ledgers at 0.50."""
+        peer = system("bookkeeper_qa2", **{APPEND: [20.0], READ: [20.0], TAIL_NAME: [4.0]})
+        ledgers = system("cordwood_ledgers", **{APPEND: [10.0], READ: [10.0], TAIL_NAME: [6.0]})
+        ledgers.cells[APPEND].p99_ms[:] = [3.0]
+        logs = ours(**{APPEND: [60.0], READ: [60.0], TAIL_NAME: [1.0]})
+        text = page(results(logs, ledgers, peer))
+        lost = text.partition("## Where Cordwood loses")[2].partition("\n## ")[0]
+        assert "Nowhere" not in lost
+        assert lost.splitlines()[-1] == (
+            "- Bookkeeper_Qa2, beside Cordwood's ledgers: adds of 1 KiB: 0.50 with 16 in flight; "
+            "catching up on 100 B: 0.50; lag at the tail: 1.50 times as long; "
+            "p99 of adds of 1 KiB: 2.00 times as long with 16 in flight."
+        )
+
+    def test_ledgers_lose_to_bookkeeper_with_their_quorums_alone(self) -> None:
+        ledgers = system("cordwood_ledgers", **{APPEND: [10.0]})
+        other = system("bookkeeper_qa3", **{APPEND: [20.0]})
+        text = page(results(ours(**{APPEND: [60.0]}), ledgers, other))
+        assert "Nowhere in this run." in text
+
+    def test_a_run_without_logs_still_tells_where_ledgers_lose(self) -> None:
+        ledgers = system("cordwood_ledgers", **{APPEND: [10.0]})
+        peer = system("bookkeeper_qa2", **{APPEND: [20.0]})
+        text = page(results(ledgers, peer))
+        assert "Cordwood's logs were not measured in this run." in text
+        assert "beside Cordwood's ledgers: adds of 1 KiB: 0.50 with 16 in flight." in text
+
     def test_a_peer_that_is_not_here_is_named_with_the_reason(self) -> None:
         absent = replace(system("kafka"), version="", skipped="mvn is not\ninstalled")
         text = page(results(ours(**{APPEND: [1.0]}), absent))
