@@ -9,8 +9,8 @@ and no longer on the node: then the reader asks the node only for the end.
 As a program this module is that reader: `python -m cordwood.bench.cold_reader URL` reads until its
 standard input ends, and prints its bytes a second.
 
-Source: docs/design.md §5 ("a catch-up reader does not disturb tailing"); docs/sources/s3stream.md
-(e), the row on catch-up reads.
+Source: docs/design.md §5 ("a reader of old records does not disturb readers at the tail");
+docs/sources/s3stream.md (e), the row on catch-up reads.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ machine's cache of its files is dropped before each repeat, so that reads reach 
 takes batch after batch, as a read stream does. The reference reads a file in blocks of the same
 size, one at a time, past the machine's cache.
 
-Source: docs/design.md §5 ("reads never block the loop, bounded batches, read-ahead");
+Source: docs/design.md §5 ("batches of bounded size");
 docs/sources/hotpath.md §2.
 """
 

@@ -14,8 +14,6 @@ SHA-256, because both Spark's SQL (`sha2`) and `hashlib` have it: Spark sums up 
 the JVM, without Cordwood's code, and Python sums up the source. Two sums of 32 bits, because they
 fit a BIGINT for 2**31 records. One sum of 60 bits needs a DECIMAL, which took 2.2 s instead of 1.2
 for the flights. Python takes 0.4 s.
-
-Source: docs/design.md §8 ("check count, LSN continuity, digest").
 """
 
 from __future__ import annotations

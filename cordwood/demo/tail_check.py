@@ -4,12 +4,13 @@ A rule without a clock or a connection. Its input comes in any order: acknowledg
 its record, and the items that the second client read. The item that comes first is kept until the
 other comes, so memory holds only the lag of the tail.
 
-- Records and gaps tile the log from its first LSN on: each begins where the one before ended. So
-nothing comes twice and nothing comes out of order. - A record that was read equals the record
-acknowledged at its LSN: key, value, timestamp, headers. Every record that was read was appended. -
-No acknowledged LSN is in a gap, and no gap is a loss of data.
+- Records and gaps cover the log from its first LSN on: each item begins where the item before it
+  ended. So nothing comes twice, and nothing comes out of order.
+- A record that was read equals the record acknowledged at its LSN: key, value, timestamp, headers.
+  Every record that was read was appended.
+- No acknowledged LSN is in a gap, and no gap is a loss of data.
 
-Source: docs/sources/reliability.md §3; docs/design.md §2 ("tiles exactly").
+Source: docs/sources/reliability.md §3; docs/design.md §2 ("exactly, without overlap").
 """
 
 from __future__ import annotations

@@ -1,10 +1,11 @@
 """The right to change a log: a caller needs the token that guards what the change takes away.
 
-- Deleting, renaming or fencing a log with a write token, or changing its tokens or retention,
-  requires that token. Without a write token every caller may. - Changing a read token requires the
-  read token, and the write token if there is one. So does letting a log with a read token into main
-  storage (`tier=on` with `tier_open=on`), where the token does not hold. - A change of a directory
-  counts as a change of every log below that gets other attributes by it.
+- If a log has a write token, a caller needs that token to delete, rename or fence the log, and to
+  change its tokens or retention. If a log has no write token, every caller may do this.
+- A change of a read token requires the read token, and the write token if there is one. So does a
+  change that lets a log with a read token into main storage (`tier=on` with `tier_open=on`),
+  because the token does not hold there.
+- A change of a directory counts as a change of each log below it whose attributes change by it.
 
 Changes that neither add nor remove access or records (replication, nodeset, spreading and sending
 of blocks) need no token: they are an operator's work, and operators have no tokens of logs.

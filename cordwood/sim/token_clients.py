@@ -3,7 +3,7 @@
 As with elected leaders, a former holder does not always know that its turn is over. It goes on
 appending under its token, and must be refused (S25). No other client appends to this log.
 
-Source: docs/design.md §3 ("Fencing tokens live with the epoch").
+Source: docs/design.md §3 ("A fencing token belongs to an epoch").
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ A token holds from the epoch on that its holder was told. So no record under a l
 that epoch or a later epoch, whether it was acknowledged or seen. The log has no record of an append
 that was called under a lower token after that answer.
 
-Source: docs/design.md §3 ("Fencing tokens live with the epoch; raising one takes a new epoch").
+Source: docs/design.md §3 ("A fencing token belongs to an epoch").
 """
 
 from __future__ import annotations
