@@ -31,7 +31,7 @@ def accept_loss(
             help="Only let an older copy of the directory start; its silence proves nothing.",
         ),
     ] = False,
-    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask first.")] = False,
 ) -> None:
     """Accept the records that a node lost as gone, from its next start on.
 

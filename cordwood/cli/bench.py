@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class _Where(TypedDict):
-    """What every measurement of appends is told alike."""
+    """The options that every measurement of appends takes."""
 
     directory: str
     nodes: int
@@ -41,15 +41,18 @@ BenchClusterOption = Annotated[
         show_default="a fresh one, removed afterwards",
     ),
 ]
-NodesOption = Annotated[int, typer.Option("--nodes", min=1, help="Of a fresh cluster.")]
-RepeatOption = Annotated[int, typer.Option("--repeat", min=1, help="The median counts.")]
-DirOption = Annotated[str, typer.Option("--dir", metavar="DIR", help="Whose disk is measured.")]
+NodesOption = Annotated[int, typer.Option("--nodes", min=1, help="Nodes of a fresh cluster.")]
+RepeatOption = Annotated[int, typer.Option("--repeat", min=1, help="Repeats; the median counts.")]
+DirOption = Annotated[
+    str, typer.Option("--dir", metavar="DIR", help="The directory whose disk is measured.")
+]
 SizeOption = Annotated[
     int | None,
     typer.Option("--size", min=1, help="Bytes of a record.", show_default="256, in batches 1024"),
 ]
 RecordsOption = Annotated[
-    int | None, typer.Option("--records", min=1, help="Of each repeat.", show_default="by size")
+    int | None,
+    typer.Option("--records", min=1, help="Records of each repeat.", show_default="by size"),
 ]
 
 
@@ -72,7 +75,9 @@ def append(
     records: RecordsOption = None,
     seconds: Annotated[
         float | None,
-        typer.Option("--seconds", min=0.01, help="Of each repeat.", show_default="by records"),
+        typer.Option(
+            "--seconds", min=0.01, help="Seconds of each repeat.", show_default="by records"
+        ),
     ] = None,
     nodes: NodesOption = 5,
     repeat: RepeatOption = 3,
@@ -89,7 +94,10 @@ def append(
         bool, typer.Option("--nats", help="Beside NATS JetStream, if it is installed.")
     ] = False,
     spread: Annotated[
-        bool, typer.Option("--spread", help="How evenly one log's burst lies on the nodes.")
+        bool,
+        typer.Option(
+            "--spread", help="Measure how evenly a burst of one log spreads over the nodes."
+        ),
     ] = False,
     cluster: BenchClusterOption = None,
     directory: DirOption = ".",
@@ -147,7 +155,8 @@ def read(
         bool, typer.Option("--cold", help="Only from the disk, beside from memory.")
     ] = False,
     once: Annotated[
-        bool, typer.Option("--once", help="Only what disks give and nodes send for each byte.")
+        bool,
+        typer.Option("--once", help="Only the bytes that disks read and nodes send for each byte."),
     ] = False,
     nats: Annotated[
         bool, typer.Option("--nats", help="Only beside NATS JetStream, if it is installed.")
@@ -223,7 +232,8 @@ def read(
 @app.command()
 def node(
     waves: Annotated[
-        int | None, typer.Option("--waves", min=1, help="Of each repeat.", show_default="by size")
+        int | None,
+        typer.Option("--waves", min=1, help="Waves of each repeat.", show_default="by size"),
     ] = None,
     repeat: RepeatOption = 5,
     directory: DirOption = ".",
@@ -232,7 +242,8 @@ def node(
     """Store on one node alone, as a sequencer does.
 
     64 KiB blocks with 16 in flight, and waves of 200 blocks of 256 B, each of another log.
-    The reference is fio on the same disk, if it is installed: as large, as many in flight.
+    The reference is fio on the same disk, if it is installed: writes of the same size, as
+    many in flight.
     """
     from dataclasses import replace
 
@@ -327,7 +338,7 @@ def cold(
     ] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """The effect of a reader of cold data on one node's appends and on a reader at its tail.
+    """Measure appends to one node, and a reader at its tail, beside a reader of cold data.
 
     The reference is the same latency a moment before, without that reader.
     """
@@ -347,7 +358,9 @@ def ledgers(
     many: Annotated[
         int,
         typer.Option(
-            "--many", min=0, help="Only list so many ledgers by page, beside a store of 1,000."
+            "--many",
+            min=0,
+            help="Only list this many ledgers page by page, beside a store of 1,000.",
         ),
     ] = 0,
     part: Annotated[
@@ -380,9 +393,9 @@ def ledgers(
 
 @app.command()
 def rebuild(
-    nodes: Annotated[int, typer.Option("--nodes", min=5, help="Of a fresh cluster.")] = 6,
+    nodes: Annotated[int, typer.Option("--nodes", min=5, help="Nodes of a fresh cluster.")] = 6,
     mib: Annotated[int, typer.Option("--mib", min=1, help="MiB of payloads.")] = 256,
-    repeat: Annotated[int, typer.Option("--repeat", min=1, help="The median counts.")] = 1,
+    repeat: Annotated[int, typer.Option("--repeat", min=1, help="Repeats; the median counts.")] = 1,
     directory: DirOption = ".",
     as_json: JsonOption = False,
 ) -> None:
@@ -400,12 +413,16 @@ def rebuild(
 
 @app.command()
 def idle(
-    logs: Annotated[int, typer.Option("--logs", min=1, help="Of one block each.")] = 100_000,
-    partitions: Annotated[int, typer.Option("--partitions", min=1, help="Of one file.")] = 1_000,
+    logs: Annotated[
+        int, typer.Option("--logs", min=1, help="Idle logs, of one block each.")
+    ] = 100_000,
+    partitions: Annotated[
+        int, typer.Option("--partitions", min=1, help="Idle partitions, of one file each.")
+    ] = 1_000,
     directory: DirOption = ".",
     as_json: JsonOption = False,
 ) -> None:
-    """A node's memory for an idle log and for an idle partition."""
+    """Measure a node's memory for an idle log and for an idle partition."""
     from cordwood.bench.idle import bench_idle
 
     work = bench_idle(logs=logs, partitions=partitions, directory=directory, say=say)
@@ -423,12 +440,12 @@ def import_(repeat: RepeatOption = 5, as_json: JsonOption = False) -> None:
 @app.command()
 def sim(
     minutes: Annotated[
-        float, typer.Option("--minutes", min=0.01, help="Simulated, of each seed.")
+        float, typer.Option("--minutes", min=0.01, help="Simulated minutes of each seed.")
     ] = 1.0,
     repeat: RepeatOption = 3,
     as_json: JsonOption = False,
 ) -> None:
-    """How many simulated seconds a second of one core makes: 6 nodes, 3 clients, faults."""
+    """Measure the simulated seconds for each second of a core: 6 nodes, 3 clients, faults."""
     need_testing("cordwood bench sim")
     from cordwood.bench.sim import bench_sim
 
@@ -438,11 +455,15 @@ def sim(
 @app.command()
 def spark(
     size: Annotated[int, typer.Option("--size", min=1, help="Bytes of a record.")] = 100,
-    records: Annotated[int, typer.Option("--records", min=1000, help="Of the log.")] = 1_000_000,
+    records: Annotated[
+        int, typer.Option("--records", min=1000, help="Records of the log.")
+    ] = 1_000_000,
     logs: Annotated[
         int,
         typer.Option(
-            "--logs", min=0, help="Measure only a stream over so many; 0 measures all else."
+            "--logs",
+            min=0,
+            help="Measure only a stream over this many logs; 0 measures everything else.",
         ),
     ] = 0,
     nodes: NodesOption = 5,

@@ -21,17 +21,20 @@ def chaos(
     ] = 1,
     minutes: Annotated[
         float | None,
-        typer.Option("--minutes", min=0.01, help="How long nodes are struck.", show_default="5"),
+        typer.Option(
+            "--minutes", min=0.01, help="Minutes during which faults are caused.", show_default="5"
+        ),
     ] = None,
     kinds: Annotated[
-        str, typer.Option("--kinds", help="Only these faults, by comma.", show_default="all")
+        str,
+        typer.Option("--kinds", help="Only these faults, separated by commas.", show_default="all"),
     ] = "",
     rounds: Annotated[
         int | None,
         typer.Option(
             "--rounds",
             min=1,
-            help="Strike one node at a time, at most so often, and measure each outage.",
+            help="Strike one node at a time, at most this many times, and measure each outage.",
             show_default="no rounds",
         ),
     ] = None,
@@ -58,16 +61,17 @@ def chaos(
         str, typer.Option("--dir", help="Directory for a fresh cluster and the history.")
     ] = ".",
     bounds: Annotated[
-        bool, typer.Option(help="Fail if something took longer than promised, too.")
+        bool, typer.Option(help="Fail also if something took longer than promised.")
     ] = True,
     as_json: JsonOption = False,
 ) -> None:
     """Start 5 nodes and a load, break what can be broken, and check what clients saw.
 
     Nodes are killed, stopped, cut off, split, slowed down, filled up, and lose their power; packets
-    and frames are lost, late, doubled and damaged; clocks jump. What this machine cannot
-    do is said and left out: most of it takes root. No more goes wrong at once than the promises
-    allow, and a seed is a plan of faults. The history is left for `cordwood verify`.
+    and frames are lost, late, doubled and damaged; clocks jump. The command names the faults
+    that this machine cannot produce, and leaves them out: most faults need root. It never causes
+    more faults at once than the promises allow. The seed decides the plan of faults. The history
+    is left for `cordwood verify`.
 
     With --rounds, one node is struck at a time, and each outage is measured and judged. With
     --cluster, a cluster of your own gets the load, and faults by a command of yours.

@@ -19,7 +19,7 @@ NAMES_SHOWN = 3
 
 def check_impact(
     nodes: Annotated[
-        list[int] | None, typer.Argument(metavar="[NODE]...", help="Their numbers.")
+        list[int] | None, typer.Argument(metavar="[NODE]...", help="Numbers of the nodes.")
     ] = None,
     rack: Annotated[
         list[str] | None,
@@ -31,7 +31,7 @@ def check_impact(
     """Show what would stop if nodes were absent: writes, reads, rebuilding, capacity.
 
     Nothing is changed. The check covers every epoch that may hold records, of every log. Nodes that
-    are down count as absent too. Ends with 1 where something would stop.
+    are down count as absent too. The exit code is 1 if something would stop.
     """
     with open_store(cluster) as store:
         found = store.check_impact(nodes or [], rack or [])

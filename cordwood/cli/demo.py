@@ -18,15 +18,19 @@ def demo(
     ] = None,
     directory: Annotated[
         str | None,
-        typer.Option("--dir", metavar="DIR", help="Where to work.", show_default="a new directory"),
+        typer.Option(
+            "--dir", metavar="DIR", help="The directory to work in.", show_default="a new directory"
+        ),
     ] = None,
     keep: Annotated[
         bool,
-        typer.Option("--keep", help="Leave the cluster's data, too. The Parquet stays either way."),
+        typer.Option(
+            "--keep", help="Keep the cluster's data too. The Parquet files stay in any case."
+        ),
     ] = False,
     seed: Annotated[int, typer.Option("--seed", help="Decides which storage node is killed.")] = 1,
 ) -> None:
-    """A cluster, real input, a node and then the sequencer's killed, Spark, and every check."""
+    """Run a cluster on real input, kill two nodes, query it with Spark, and check everything."""
     from cordwood.demo import command
 
     raise typer.Exit(command.demo(list(inputs or ()), directory, keep, seed))

@@ -93,7 +93,9 @@ def _clean_words(found: EpochsReply) -> str:
 
 def fence(
     log: LogArgument,
-    token: Annotated[int, typer.Argument(metavar="TOKEN", min=1, help="Higher than any before.")],
+    token: Annotated[
+        int, typer.Argument(metavar="TOKEN", min=1, help="A number higher than all earlier tokens.")
+    ],
     holder: Annotated[
         str, typer.Option("--holder", help="Name of the new holder, for refused clients.")
     ] = "",

@@ -23,11 +23,11 @@ if TYPE_CHECKING:
 
 
 def if_lost(
-    nodes: Annotated[list[int], typer.Argument(metavar="NODE...", help="Their numbers.")],
+    nodes: Annotated[list[int], typer.Argument(metavar="NODE...", help="Numbers of the nodes.")],
     as_json: JsonOption = False,
     cluster: ClusterOption = None,
 ) -> None:
-    """Show the blocks that would be lost without some nodes, and those that each node would give.
+    """Show the blocks that would be lost without some nodes, and those that nodes would copy.
 
     Nothing is changed. Every block of every log is looked at. A node counts as lost too if its data
     is already reported as gone. Ends with 1 if a block would be left without a copy, or if a node

@@ -51,11 +51,14 @@ TierOption = Annotated[
     typer.Option("--tier", help="Have nodes move it to main storage once it is closed."),
 ]
 DigestOption = Annotated[
-    str, typer.Option("--digest", help="crc32c, crc32, hmac_sha1 or dummy: what checks entries.")
+    str,
+    typer.Option("--digest", help="The checksum of each entry: crc32c, crc32, hmac_sha1 or dummy."),
 ]
 CustomOption = Annotated[
     list[str] | None,
-    typer.Option("--custom", metavar="NAME=VALUE", help="A value that stays with the ledger."),
+    typer.Option(
+        "--custom", metavar="NAME=VALUE", help="A value to keep in the ledger's metadata."
+    ),
 ]
 IdOption = Annotated[
     int | None,
@@ -94,7 +97,10 @@ def create(
 def append(
     values: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[VALUE]...", help="Entries; without any, each line of input."),
+        typer.Argument(
+            metavar="[VALUE]...",
+            help="Entries. Without any, each line of standard input is an entry.",
+        ),
     ] = None,
     ensemble: EnsembleOption = 3,
     write: WriteOption = 2,
@@ -107,13 +113,15 @@ def append(
         bool,
         typer.Option(
             "--defer-sync",
-            help="Force entries to disk by the portion; print them once that is done.",
+            help="Sync many entries at once, and print their ids after the sync.",
         ),
     ] = False,
     leave_open: Annotated[
         bool, typer.Option("--leave-open", help="Do not close the ledger at the end.")
     ] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print the ledger alone.")] = False,
+    quiet: Annotated[
+        bool, typer.Option("--quiet", "-q", help="Print only the ledger's id.")
+    ] = False,
     as_json: JsonOption = False,
     cluster: ClusterOption = None,
 ) -> None:
@@ -198,7 +206,10 @@ def read(
     ledger: LedgerArgument,
     first: Annotated[int, typer.Option("--from", min=0, help="The first entry.")] = 0,
     last: Annotated[
-        int | None, typer.Option("--to", min=0, help="The last entry; without, all confirmed ones.")
+        int | None,
+        typer.Option(
+            "--to", min=0, help="The last entry; the default is the last confirmed entry."
+        ),
     ] = None,
     recovery: Annotated[
         bool,
@@ -253,8 +264,10 @@ def _value(payload: bytes) -> dict[str, str]:
 
 @app.command("list")
 def list_ledgers(
-    after: Annotated[int, typer.Option("--after", min=-1, help="Ids above this one.")] = -1,
-    limit: Annotated[int, typer.Option("--limit", min=1, help="So many at most.")] = 1000,
+    after: Annotated[
+        int, typer.Option("--after", min=-1, help="List only ids above this id.")
+    ] = -1,
+    limit: Annotated[int, typer.Option("--limit", min=1, help="List at most this many.")] = 1000,
     as_json: JsonOption = False,
     cluster: ClusterOption = None,
 ) -> None:
@@ -343,7 +356,8 @@ app.command()(tier)
 @app.command()
 def check(
     ledgers: Annotated[
-        list[int] | None, typer.Argument(metavar="[LEDGER]...", help="Without, all of them.")
+        list[int] | None,
+        typer.Argument(metavar="[LEDGER]...", help="Ids of ledgers; the default is all ledgers."),
     ] = None,
     sample: Annotated[
         float | None,
@@ -352,20 +366,20 @@ def check(
             min=0,
             max=1,
             metavar="SHARE",
-            help="Look at this share of the entries between the ends of each fragment.",
+            help="Check the first and last entry of each fragment, and this share of the others.",
         ),
     ] = None,
     fill: Annotated[
         bool,
         typer.Option(
             "--fill",
-            help="Make the missing copies anew, but for the last fragment of an open ledger.",
+            help="Store missing copies again, except in the last fragment of an open ledger.",
         ),
     ] = False,
     as_json: JsonOption = False,
     cluster: ClusterOption = None,
 ) -> None:
-    """Ask nodes for their copies of each entry; exit with 1 if a ledger lacks some.
+    """Ask nodes for their copies of each entry; exit with 1 if a ledger lacks copies.
 
     Each copy is read and compared with its digest. `ledgers repair` replaces nodes that are lost.
     """  # fmt: skip
@@ -469,12 +483,15 @@ def _check_words(each: LedgerCheck) -> Iterator[str]:
 @app.command()
 def autorecovery(
     switch: Annotated[
-        str | None, typer.Argument(metavar="[on|off]", help="Without, say how it is.")
+        str | None,
+        typer.Argument(
+            metavar="[on|off]", help="The new setting; without it, show the present one."
+        ),
     ] = None,
     as_json: JsonOption = False,
     cluster: ClusterOption = None,
 ) -> None:
-    """Have nodes repair ledgers that lack copies by themselves, or not."""
+    """Show, or set, whether nodes repair ledgers that lack copies by themselves."""
     if switch not in (None, "on", "off"):
         raise BadSetting(f"auto-recovery is switched `on` or `off`, and not {switch!r}")
     with open_store(cluster) as store:
@@ -494,7 +511,7 @@ def autorecovery(
 
 @app.command(name="under-replicated")
 def under_replicated(
-    limit: Annotated[int, typer.Option("--limit", min=1, help="At most so many.")] = 100,
+    limit: Annotated[int, typer.Option("--limit", min=1, help="List at most this many.")] = 100,
     as_json: JsonOption = False,
     cluster: ClusterOption = None,
 ) -> None:
@@ -538,7 +555,7 @@ def fence(
 @app.command()
 def delete(
     ledger: LedgerArgument,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask first.")] = False,
     as_json: JsonOption = False,
     cluster: ClusterOption = None,
 ) -> None:

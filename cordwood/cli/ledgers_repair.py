@@ -17,7 +17,10 @@ if TYPE_CHECKING:
 
 def repair(
     ledgers: Annotated[
-        list[int] | None, typer.Argument(metavar="[LEDGER]...", help="Without, all closed ones.")
+        list[int] | None,
+        typer.Argument(
+            metavar="[LEDGER]...", help="Ids of ledgers; the default is all closed ledgers."
+        ),
     ] = None,
     nodes: Annotated[
         list[int] | None, typer.Option("--node", min=1, help="A node that is permanently lost.")
@@ -25,7 +28,7 @@ def repair(
     as_json: JsonOption = False,
     cluster: ClusterOption = None,
 ) -> None:
-    """Make new copies of what lost nodes held of closed ledgers.
+    """Make new copies of the entries of closed ledgers that lost nodes held.
 
     A node is lost if it is not a member, if its data is declared gone (`nodes status`), or if
     --node names it.

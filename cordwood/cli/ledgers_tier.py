@@ -27,13 +27,13 @@ def tier(
     ledgers: Annotated[
         list[int] | None, typer.Argument(metavar="[LEDGER]...", help="Closed ledgers.")
     ] = None,
-    everything: Annotated[bool, typer.Option("--all", help="All ledgers that are closed.")] = False,
+    everything: Annotated[bool, typer.Option("--all", help="Move all closed ledgers.")] = False,
     as_json: JsonOption = False,
     cluster: ClusterOption = None,
 ) -> None:
     """Move closed ledgers to main storage; those that are there stay as they are.
 
-    Nodes let go of their copies later. Readers notice nothing.
+    Nodes delete their copies later. Readers see no difference.
     """
     if bool(ledgers) == everything:
         raise BadSetting("name ledgers, or say --all")

@@ -81,7 +81,9 @@ def create(
     ] = 0,
     racks: Annotated[
         int,
-        typer.Option("--racks", min=0, help="Racks they span; 0 is the cluster's default."),
+        typer.Option(
+            "--racks", min=0, help="Racks that the copies span; 0 is the cluster's default."
+        ),
     ] = 0,
     as_json: JsonOption = False,
     cluster: ClusterOption = None,
@@ -143,15 +145,17 @@ def set_attributes(
     settings: SettingsArgument = None,
     unset: Annotated[
         list[str] | None,
-        typer.Option("--unset", metavar="NAME", help="Inherit this one again; repeatable."),
+        typer.Option(
+            "--unset", metavar="NAME", help="An attribute to inherit again; may be repeated."
+        ),
     ] = None,
     as_json: JsonOption = False,
     cluster: ClusterOption = None,
 ) -> None:
     """Set attributes of a log or a directory. Nodes know within a second.
 
-    Another replication or nodeset begins a new epoch; stored records stay as they are. A token is
-    taken from a variable or a file: write_token=env:NAME, read_token=file:PATH.
+    A change of replication or nodeset begins a new epoch; stored records stay as they are. A token
+    is taken from a variable or a file: write_token=env:NAME, read_token=file:PATH.
     """
     from cordwood.errors import BadSetting
 
@@ -191,7 +195,7 @@ def rename(
 def delete(
     name: NameArgument,
     yes: Annotated[
-        bool, typer.Option("--yes", help="Do not ask: the records cannot be had back.")
+        bool, typer.Option("--yes", help="Do not ask first. Deleted records cannot be recovered.")
     ] = False,
     as_json: JsonOption = False,
     cluster: ClusterOption = None,
@@ -213,17 +217,19 @@ def trim(
     name: NameArgument,
     lsn: Annotated[
         str,
-        typer.Argument(metavar="LSN", help="e7n123, it included; or tail, for all there is."),
+        typer.Argument(
+            metavar="LSN", help="The last LSN to delete, such as e7n123; or tail, for all records."
+        ),
     ],
     yes: Annotated[
-        bool, typer.Option("--yes", help="Do not ask: the records cannot be had back.")
+        bool, typer.Option("--yes", help="Do not ask first. Deleted records cannot be recovered.")
     ] = False,
     as_json: JsonOption = False,
     cluster: ClusterOption = None,
 ) -> None:
     """Delete a log's records up to an LSN; readers get a TRIM gap for them.
 
-    Exit code 2 if some nodes did not answer: they may hold some of it still.
+    The exit code is 2 if some nodes did not answer: they may still hold some of the records.
     """
     with open_store(cluster) as store:
         if not yes:
@@ -254,7 +260,8 @@ def find(
         str | None, typer.Option("--key", help="A key, in a log whose keys never decrease.")
     ] = None,
     approximate: Annotated[
-        bool, typer.Option("--approximate", help="Quick: it may lie some minutes too early.")
+        bool,
+        typer.Option("--approximate", help="Quick, but the LSN may be some minutes too early."),
     ] = False,
     as_json: JsonOption = False,
     cluster: ClusterOption = None,

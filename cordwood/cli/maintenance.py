@@ -30,7 +30,7 @@ LOOK_S = 1.0
 @app.command()
 def apply(
     nodes: Annotated[
-        list[int] | None, typer.Argument(metavar="[NODE]...", help="Their numbers.")
+        list[int] | None, typer.Argument(metavar="[NODE]...", help="Numbers of the nodes.")
     ] = None,
     rack: Annotated[
         list[str] | None,
@@ -38,11 +38,17 @@ def apply(
     ] = None,
     drain: Annotated[
         bool,
-        typer.Option("--drain", help="DRAINED: they give their copies away. Else MAY_DISAPPEAR."),
+        typer.Option(
+            "--drain",
+            help="Ask for DRAINED: the nodes give their copies away. The default is MAY_DISAPPEAR.",
+        ),
     ] = False,
-    reason: Annotated[str, typer.Option("--reason", help="Why, for others.")] = "",
+    reason: Annotated[str, typer.Option("--reason", help="The reason, for other operators.")] = "",
     user: Annotated[
-        str, typer.Option("--user", help="Who asks.", show_default="the login name")
+        str,
+        typer.Option(
+            "--user", help="The name of the operator who asks.", show_default="the login name"
+        ),
     ] = "",
     ttl: Annotated[
         str, typer.Option("--ttl", help="The request ends by itself after this time, such as 2h.")
@@ -86,7 +92,7 @@ def show(as_json: JsonOption = False, cluster: ClusterOption = None) -> None:
 
 @app.command()
 def remove(
-    number: Annotated[int, typer.Argument(metavar="REQUEST", min=1, help="Its number.")],
+    number: Annotated[int, typer.Argument(metavar="REQUEST", min=1, help="The request's number.")],
     cluster: ClusterOption = None,
 ) -> None:
     """Take a request back: its nodes are in service again, unless another request names them."""

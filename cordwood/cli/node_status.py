@@ -39,11 +39,11 @@ MEANING = {
 
 
 def node_status(
-    node: Annotated[int, typer.Argument(metavar="NODE", help="Its number.")],
+    node: Annotated[int, typer.Argument(metavar="NODE", help="The node's number.")],
     status: Annotated[
-        Status | None, typer.Argument(help="What to say of its data; shown without.")
+        Status | None, typer.Argument(help="The new status; without it, show the present one.")
     ] = None,
-    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask first.")] = False,
     unchecked: Annotated[
         bool,
         typer.Option(
@@ -54,12 +54,12 @@ def node_status(
     as_json: JsonOption = False,
     cluster: ClusterOption = None,
 ) -> None:
-    """Show or say what became of a node's data: its authoritative status.
+    """Show or set what became of a node's data: its authoritative status.
 
     Readers use it to decide whether a record that no node sends is lost. Set it only for a node
-    that is down: a wrong status makes readers report losses that did not happen. That its data lies
-    on other nodes (authoritative-empty) is checked with them. A node that starts again takes it
-    back.
+    that is down: a wrong status makes readers report losses that did not happen. The status
+    authoritative-empty says that other nodes have the node's data: the command asks them first. A
+    node that starts again resets its status.
     """
     from cordwood.nodes import Authority
 
@@ -124,14 +124,14 @@ STORES = {
 
 
 def node_storage(
-    node: Annotated[int, typer.Argument(metavar="NODE", help="Its number.")],
+    node: Annotated[int, typer.Argument(metavar="NODE", help="The node's number.")],
     storage: Annotated[
         Storage | None, typer.Argument(help="The new setting; without it, show the present one.")
     ] = None,
     as_json: JsonOption = False,
     cluster: ClusterOption = None,
 ) -> None:
-    """Show or say whether a node stores records: its storage state.
+    """Show or set whether a node stores records: its storage state.
 
     A read-only node sends its records to readers and recoveries, and takes no new records; new
     epochs leave it out. It stays read-only over its restarts, until it is made writable again.

@@ -24,7 +24,7 @@ from cordwood.cli.wording import bytes_words
 from cordwood.errors import BadSetting, CordwoodError
 from cordwood.lsn import format_lsn
 
-app = typer.Typer(help="List and show nodes.", no_args_is_help=True)
+app = typer.Typer(help="Show nodes, and change their state.", no_args_is_help=True)
 app.command()(scrub)
 app.command(name="if-lost")(if_lost)
 app.command(name="accept-loss")(accept_loss)
@@ -50,7 +50,7 @@ def list_nodes(as_json: JsonOption = False, cluster: ClusterOption = None) -> No
 
 @app.command()
 def show(
-    node: Annotated[int, typer.Argument(metavar="NODE", help="Its number.")],
+    node: Annotated[int, typer.Argument(metavar="NODE", help="The node's number.")],
     as_json: JsonOption = False,
     cluster: ClusterOption = None,
 ) -> None:

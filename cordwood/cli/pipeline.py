@@ -29,7 +29,7 @@ def validate(file: FileArgument = "pipeline.yaml") -> None:
 
 @app.command()
 def show(file: FileArgument = "pipeline.yaml", as_json: JsonOption = False) -> None:
-    """Draw what flows where."""
+    """Draw the flow from sources to targets."""
     pipeline = _load(file)
     from cordwood.spark.pipeline.show import draw
 
@@ -44,11 +44,14 @@ def show(file: FileArgument = "pipeline.yaml", as_json: JsonOption = False) -> N
 def run(
     file: FileArgument = "pipeline.yaml",
     rounds: Annotated[
-        int, typer.Option("--rounds", min=0, help="End after so many; 0 is as the file says.")
+        int,
+        typer.Option(
+            "--rounds", min=0, help="Stop after this many rounds; 0 means as the file says."
+        ),
     ] = 0,
     master: MasterOption = "local[*]",
 ) -> None:
-    """Run it: once, or until stopped, as its trigger says; it goes on where it was."""
+    """Run it: once, or until stopped, as its trigger says; a later run goes on there."""
     pipeline = _load(file)
     from cordwood.spark.pipeline.run import run as run_pipeline
 

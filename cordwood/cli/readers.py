@@ -81,7 +81,8 @@ def _numbers(value: object) -> list[int]:
 
 def groups(
     consumer: Annotated[
-        str, typer.Argument(metavar="[CONSUMER]", help="Only this one; all without.")
+        str,
+        typer.Argument(metavar="[CONSUMER]", help="Show only this consumer; the default is all."),
     ] = "",
     as_json: JsonOption = False,
     cluster: ClusterOption = None,

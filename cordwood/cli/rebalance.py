@@ -29,24 +29,25 @@ WATCH_S = 1.0
 def rebalance(
     nodes: Annotated[
         list[int] | None,
-        typer.Argument(metavar="[NODE ...]", help="The only nodes that get something."),
+        typer.Argument(metavar="[NODE ...]", help="The only nodes that receive data."),
     ] = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Say what would go where, and do nothing.")
+        bool, typer.Option("--dry-run", help="Show the moves, and do nothing.")
     ] = False,
     stop: Annotated[
-        bool, typer.Option("--stop", help="End the rebalance that is under way, where it is.")
+        bool, typer.Option("--stop", help="Stop the running rebalance where it is.")
     ] = False,
     wait: Annotated[
-        bool, typer.Option("--wait/--no-wait", help="Tell how far it is until it is over.")
+        bool, typer.Option("--wait/--no-wait", help="Show the progress until the end.")
     ] = True,
     as_json: JsonOption = False,
     cluster: ClusterOption = None,
 ) -> None:
     """Move old data to nodes that are emptier than their weight asks for.
 
-    Copies move within the nodeset of their epoch, as rebuilding moves them and as slowly. If a
-    rebalance is under way, this follows it. To stop following changes nothing.
+    Copies move within the nodeset of their epoch, in the same way and as slowly as rebuilding moves
+    them. If a rebalance is already running, the command follows it. If you stop the command, the
+    rebalance goes on.
     """
     with open_store(cluster) as store:
         if stop:

@@ -26,9 +26,9 @@ app = typer.Typer(help="Show and steer the rebuilding of lost nodes.", no_args_i
 
 WATCH_S = 1.0
 
-NodeArgument = Annotated[int, typer.Argument(metavar="NODE", help="Its number.")]
+NodeArgument = Annotated[int, typer.Argument(metavar="NODE", help="The node's number.")]
 ForceOption = Annotated[
-    bool, typer.Option("--force", help="However many nodes are being rebuilt already.")
+    bool, typer.Option("--force", help="Start even if many nodes are being rebuilt already.")
 ]
 
 
@@ -146,9 +146,9 @@ def _number(value: object) -> float:
 
 @app.command()
 def start(node: NodeArgument, force: ForceOption = False, cluster: ClusterOption = None) -> None:
-    """Have the data of a node that is down made anew on the other nodes, now.
+    """Rebuild the data of a node that is down on the other nodes, now.
 
-    If the node comes back with its data before that is done, it stays as it was.
+    If the node comes back with its data before the end, it keeps its data.
     """
     _say(cluster, node, "start", forced=force)
     typer.echo(f"The data of node {node} is made anew on other nodes: see `cordwood rebuild`.")
@@ -156,7 +156,7 @@ def start(node: NodeArgument, force: ForceOption = False, cluster: ClusterOption
 
 @app.command()
 def abort(node: NodeArgument, cluster: ClusterOption = None) -> None:
-    """Do not make the data of a node anew: it will be back with it."""
+    """Stop the rebuilding of a node's data: the node will come back with it."""
     _say(cluster, node, "abort")
     typer.echo(f"The data of node {node} is waited for again.")
 
@@ -164,7 +164,7 @@ def abort(node: NodeArgument, cluster: ClusterOption = None) -> None:
 @app.command()
 def gone(
     node: NodeArgument,
-    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask first.")] = False,
     cluster: ClusterOption = None,
 ) -> None:
     """Say that the data of a lost node never comes back.
@@ -191,7 +191,7 @@ def drain(node: NodeArgument, force: ForceOption = False, cluster: ClusterOption
 def undrain(node: NodeArgument, cluster: ClusterOption = None) -> None:
     """Let a node that was drained, or is being drained, take records again.
 
-    A node that is empty by then ends: remove its directory, and start it again.
+    If the node is empty by then, it stops: remove its directory, and start it again.
     """
     _say(cluster, node, "undrain")
     typer.echo(f"Node {node} is not drained any more.")

@@ -37,12 +37,12 @@ def append(
         list[str] | None,
         typer.Argument(
             metavar="[VALUE]...",
-            help="Records to append; without any (or for -) each line of standard input.",
+            help="Records to append. Without any, or with -, each line of standard input is one.",
         ),
     ] = None,
     key: Annotated[str | None, typer.Option("--key", "-k", help="A key for every record.")] = None,
     quiet: Annotated[
-        bool, typer.Option("--quiet", "-q", help="Print how many, not their LSNs.")
+        bool, typer.Option("--quiet", "-q", help="Print the number of records, not their LSNs.")
     ] = False,
     token: Annotated[
         int | None, typer.Option("--token", min=0, help="The fencing token to append under.")
@@ -52,7 +52,7 @@ def append(
         typer.Option(
             "--resume",
             metavar="ID",
-            help="Go on where an earlier run stopped, which told its ID: give it the same input.",
+            help="The ID that a stopped run printed: go on there. Give it the same input.",
         ),
     ] = None,
     as_json: JsonOption = False,
@@ -208,10 +208,11 @@ def tail(
         Form, typer.Option("--format", help="Unchanged payloads, whole records, or a dump.")
     ] = Form.RAW,
     gaps: Annotated[
-        bool, typer.Option("--gaps/--no-gaps", help="Tell gaps; lost records are always told.")
+        bool,
+        typer.Option("--gaps/--no-gaps", help="Report gaps. Lost records are always reported."),
     ] = True,
     stats: Annotated[
-        bool, typer.Option("--stats", help="In the end, a table of the nodes that sent.")
+        bool, typer.Option("--stats", help="At the end, print a table of the nodes that sent data.")
     ] = False,
     as_json: JsonOption = False,
     cluster: ClusterOption = None,

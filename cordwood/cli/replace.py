@@ -39,7 +39,9 @@ END_S = 10.0
 
 def replace(
     node: Annotated[int, typer.Argument(metavar="OLD", help="The node's number.")],
-    directory: Annotated[Path, typer.Argument(metavar="NEW-DIR", help="New, or empty.")],
+    directory: Annotated[
+        Path, typer.Argument(metavar="NEW-DIR", help="The new directory: empty, or not made yet.")
+    ],
     command: Annotated[
         str,
         typer.Option(
@@ -54,14 +56,15 @@ def replace(
         typer.Option(
             "--timeout",
             min=1,
-            help="Limit for the whole replacement. After it, the same command goes on.",
+            help="Seconds for the whole replacement. After them, the same command goes on.",
         ),
     ] = 86_400,
     cluster: ClusterOption = None,
 ) -> None:
     """Move a node to a new directory: others take its data, and it joins again, empty.
 
-    It keeps its number, so old logs may have copies on it. Can be stopped and given again.
+    The node keeps its number, so old logs may have copies on it. A command that was stopped may be
+    given again, and goes on.
     """
     from cordwood import aio
     from cordwood.client.admin.replace_node import replace_node

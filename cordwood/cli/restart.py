@@ -23,7 +23,8 @@ LOCKS = "/proc/locks"
 
 def restart(
     nodes: Annotated[
-        list[int] | None, typer.Argument(metavar="[NODE]...", help="Their numbers; all without.")
+        list[int] | None,
+        typer.Argument(metavar="[NODE]...", help="Numbers of the nodes; the default is all nodes."),
     ] = None,
     rolling: Annotated[
         bool, typer.Option("--rolling", help="One after the other, each when it is safe.")
@@ -37,11 +38,16 @@ def restart(
         ),
     ] = "",
     timeout_s: Annotated[
-        float, typer.Option("--timeout", min=1, help="For each node: to be safe, and to be back.")
+        float,
+        typer.Option(
+            "--timeout",
+            min=1,
+            help="Seconds to wait for each node: until its restart is safe, and until it is back.",
+        ),
     ] = 300,
     cluster: ClusterOption = None,
 ) -> None:
-    """Restart nodes one after the other; each waits until nothing would stop without it."""
+    """Restart nodes one after the other; each restart waits until it is safe."""
     from cordwood import aio
     from cordwood.client.admin.rolling_restart import rolling_restart
 

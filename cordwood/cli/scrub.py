@@ -19,14 +19,15 @@ if TYPE_CHECKING:
 
 def scrub(
     node: Annotated[
-        int | None, typer.Argument(metavar="[NODE]", help="Its number; all without one.")
+        int | None,
+        typer.Argument(metavar="[NODE]", help="The node's number; the default is all nodes."),
     ] = None,
     as_json: JsonOption = False,
     cluster: ClusterOption = None,
 ) -> None:
     """Show how far nodes have read their stores to find rot, and which copies are damaged.
 
-    Ends with 1 where a copy is.
+    The exit code is 1 if a copy is damaged.
     """
     with open_store(cluster) as store:
         answers = store.status()

@@ -22,7 +22,9 @@ app = typer.Typer(help="Simulate the cluster, with everything that can go wrong.
 
 JobsOption = Annotated[
     int | None,
-    typer.Option("--jobs", "-j", min=1, help="Seeds at a time.", show_default="one a core"),
+    typer.Option(
+        "--jobs", "-j", min=1, help="Seeds that run at the same time.", show_default="one a core"
+    ),
 ]
 DemoOption = Annotated[bool, typer.Option("--demo", help="The demo's cluster for every seed.")]
 BeyondOption = Annotated[
@@ -105,9 +107,13 @@ def replay(
     ] = None,
     trace: Annotated[
         str,
-        typer.Option("--trace", metavar="LSN|eN", help="The story of one record, or one epoch."),
+        typer.Option(
+            "--trace",
+            metavar="LSN|eN",
+            help="Tell only the story of one record (an LSN) or of one epoch (eN).",
+        ),
     ] = "",
-    log: Annotated[int | None, typer.Option("--log", help="Of this log only, by number.")] = None,
+    log: Annotated[int | None, typer.Option("--log", help="Only this log, by its number.")] = None,
     logs: Annotated[bool, typer.Option("--logs", help="Show what nodes and clients log.")] = False,
     demo: DemoOption = False,
     beyond: BeyondOption = False,
@@ -116,7 +122,11 @@ def replay(
     faults: FaultsOption = None,
     history: Annotated[
         str,
-        typer.Option("--history", metavar="FILE", help="Write its history, for `cordwood verify`."),
+        typer.Option(
+            "--history",
+            metavar="FILE",
+            help="Write the run's history to this file, for `cordwood verify`.",
+        ),
     ] = "",
     as_json: JsonOption = False,
 ) -> None:
@@ -137,7 +147,10 @@ def shrink(
     invariant: Annotated[
         str,
         typer.Option(
-            "--invariant", metavar="S2", help="The promise.", show_default="the first broken"
+            "--invariant",
+            metavar="S2",
+            help="The promise that has to break, too, with fewer faults.",
+            show_default="the first broken",
         ),
     ] = "",
     demo: DemoOption = False,

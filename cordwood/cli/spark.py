@@ -35,26 +35,27 @@ MasterOption = Annotated[
     str, typer.Option("--master", help="Any Spark master: local[2], spark://…, sc://….")
 ]
 DryRunOption = Annotated[
-    bool, typer.Option("--dry-run", help="Only say what would be done; start no Spark.")
+    bool, typer.Option("--dry-run", help="Only show what the job would do; start no Spark.")
 ]
 ReadTokensOption = Annotated[
     str,
     typer.Option(
         "--read-tokens",
         metavar="PLACE",
-        help="Where read tokens are, for logs that ask: env:NAME or file:PATH.",
+        help="Read tokens for logs that ask for one: env:NAME or file:PATH.",
         show_default="env:CORDWOOD_READ_TOKENS",
     ),
 ]
 StartOption = Annotated[
     str,
-    typer.Option("--start", help="Where it begins the first time: earliest, latest or JSON."),
+    typer.Option("--start", help="Where the first run begins: earliest, latest or JSON."),
 ]
 RecordsOption = Annotated[
-    int, typer.Option("--max-records", min=0, help="Of a micro-batch; 0 is no limit.")
+    int,
+    typer.Option("--max-records", min=0, help="The most records of a micro-batch; 0 is no limit."),
 ]
 BytesOption = Annotated[
-    str, typer.Option("--max-bytes", help="Of a micro-batch, about; '' is no limit.")
+    str, typer.Option("--max-bytes", help="About the most bytes of a micro-batch; '' is no limit.")
 ]
 
 
@@ -128,7 +129,7 @@ def land(
         str, typer.Option("--format", help="parquet, delta or iceberg.")
     ] = "parquet",
     partition_by: Annotated[
-        str, typer.Option("--partition-by", help="Columns with commas; '' for none.")
+        str, typer.Option("--partition-by", help="Columns, separated by commas; '' for none.")
     ] = "event_date",
     decode: Annotated[
         str,
@@ -136,7 +137,10 @@ def land(
     ] = "",
     schema: Annotated[
         str,
-        typer.Option("--schema", help="Of JSON fields, as 'id BIGINT, name STRING'; else found."),
+        typer.Option(
+            "--schema",
+            help="The JSON fields, as 'id BIGINT, name STRING'; without it, Spark finds them.",
+        ),
     ] = "",
     start: StartOption = "earliest",
     max_records: RecordsOption = 0,
@@ -191,12 +195,17 @@ def stats(
     pattern: PatternOption = "",
     start: StartOption = "earliest",
     checkpoint: Annotated[
-        str, typer.Option("--checkpoint", metavar="DIR", help="Of a query: tell its lag too.")
+        str,
+        typer.Option(
+            "--checkpoint", metavar="DIR", help="The checkpoint of a query, to show its lag too."
+        ),
     ] = "",
     progress: Annotated[
         str,
         typer.Option(
-            "--progress", metavar="DIR", help="Record progress there, and continue after a stop."
+            "--progress",
+            metavar="DIR",
+            help="Directory in which the job records its progress, to go on after a stop.",
         ),
     ] = "",
     read_tokens: ReadTokensOption = "",
@@ -207,7 +216,7 @@ def stats(
 ) -> None:
     """Records, bytes and rate by log and hour, and missing records.
 
-    With --progress it goes on, started again, where it was stopped.
+    With --progress, a run that is started again goes on where the last run stopped.
     """
     from cordwood.lsn import format_lsn
     from cordwood.spark.jobs.landing import planned_batch
@@ -257,7 +266,7 @@ def audit(
 ) -> None:
     """Compare every copy of every block on every node; exit code 1 if one is wrong.
 
-    With --table it goes on, started again, where it was stopped.
+    With --table, a run that is started again goes on where the last run stopped.
     """
     from cordwood.lsn import format_lsn
     from cordwood.spark.jobs import audit as job
@@ -289,19 +298,22 @@ def audit(
 
 
 CheckpointOption = Annotated[
-    str, typer.Option("--checkpoint", metavar="DIR", help="Where it notes how far it came.")
+    str,
+    typer.Option(
+        "--checkpoint", metavar="DIR", help="Directory in which the job records its progress."
+    ),
 ]
 TokensOption = Annotated[
     str,
     typer.Option(
         "--write-tokens",
         metavar="PLACE",
-        help="Where write tokens are, for logs that ask: env:NAME or file:PATH.",
+        help="Write tokens for logs that ask for one: env:NAME or file:PATH.",
         show_default="env:CORDWOOD_WRITE_TOKENS",
     ),
 ]
 OrderedOption = Annotated[
-    bool, typer.Option("--ordered", help="Keep the order; one task writes then.")
+    bool, typer.Option("--ordered", help="Keep the order: one task writes all records.")
 ]
 
 
@@ -309,7 +321,7 @@ OrderedOption = Annotated[
 def replay(
     logs: LogsArgument = None,
     to: Annotated[
-        str, typer.Option("--to", help="The log it goes to; '' for logs of the same name.")
+        str, typer.Option("--to", help="The target log; '' for logs of the same names.")
     ] = "",
     checkpoint: CheckpointOption = "",
     pattern: PatternOption = "",
@@ -319,7 +331,10 @@ def replay(
         str, typer.Option("--to-cluster", metavar="URL", help="Another cluster than --cluster.")
     ] = "",
     max_bytes: Annotated[
-        str, typer.Option("--max-bytes", help="Of a micro-batch, about; a group holds 64 MiB.")
+        str,
+        typer.Option(
+            "--max-bytes", help="About the most bytes of a micro-batch; a group holds 64 MiB."
+        ),
     ] = "32m",
     ordered: OrderedOption = False,
     write_tokens: TokensOption = "",
@@ -354,9 +369,12 @@ def replay(
 @app.command()
 def backfill(
     table: Annotated[str, typer.Argument(metavar="TABLE", help="Directory of a table.")],
-    to: Annotated[str, typer.Option("--to", help="The log; '' where a column log says it.")] = "",
+    to: Annotated[str, typer.Option("--to", help="The log; '' if a column `log` names it.")] = "",
     progress: Annotated[
-        str, typer.Option("--progress", metavar="DIR", help="Where it records progress.")
+        str,
+        typer.Option(
+            "--progress", metavar="DIR", help="Directory in which the job records its progress."
+        ),
     ] = "",
     format_: Annotated[
         str, typer.Option("--format", help="parquet, delta or iceberg.")
@@ -401,7 +419,9 @@ def compact(
     store: StoreOption,
     logs: Annotated[
         list[int] | None,
-        typer.Argument(metavar="[LOG]...", help="Their numbers; all without.", show_default=False),
+        typer.Argument(
+            metavar="[LOG]...", help="Numbers of logs; the default is all logs.", show_default=False
+        ),
     ] = None,
     object_mib: Annotated[
         int,
@@ -413,7 +433,7 @@ def compact(
 ) -> None:
     """Merge small objects of main storage, and those of several logs, into large ones of one log.
 
-    May be stopped at any time; started again, it plans anew. No node is needed.
+    The job may be stopped at any time, and plans anew when it is started again. It needs no node.
     """
     from cordwood.spark.jobs import compact as job
 

@@ -50,7 +50,8 @@ OptionsOption = Annotated[
     typer.Option(
         "--option",
         metavar="NAME=VALUE",
-        help="Of the store: endpoint=https://…, region=…. Credentials come from the environment.",
+        help="An option of the store: endpoint=https://…, region=…. "
+        "Credentials come from the environment.",
     ),
 ]
 
@@ -58,7 +59,9 @@ LogArgument = Annotated[int, typer.Argument(metavar="LOG", min=1, help="The log'
 
 LogsArgument = Annotated[
     list[int] | None,
-    typer.Argument(metavar="[LOG]...", help="Their numbers; all without one.", show_default=False),
+    typer.Argument(
+        metavar="[LOG]...", help="Numbers of logs; the default is all logs.", show_default=False
+    ),
 ]
 
 LedgersOption = Annotated[
@@ -80,7 +83,7 @@ def upload(
 ) -> None:
     """Upload a log's readable records that are not uploaded yet.
 
-    Ends with 1 where records are lost, or no node sends them: nothing is uploaded past them.
+    The exit code is 1 if records are lost, or no node sends them: the upload stops before them.
     """
     url = find_target(cluster).url
 
@@ -136,7 +139,7 @@ def status(
 ) -> None:
     """Show what an object store holds of each log, and of each ledger.
 
-    The ledger's metadata says which attempt counts.
+    A ledger may have objects of several attempts: its metadata names the attempt that counts.
     """
 
     async def act(host: Host, objects: PatientStore) -> list[dict[str, object]]:
@@ -180,19 +183,25 @@ def status(
 @app.command()
 def iceberg(
     table: Annotated[
-        str, typer.Argument(metavar="TABLE", help="namespace.table; made if it is not there.")
+        str, typer.Argument(metavar="TABLE", help="namespace.table; created if it does not exist.")
     ],
     store: StoreOption,
     catalog: Annotated[
-        str, typer.Option("--catalog", metavar="NAME", help="As in .pyiceberg.yaml.")
+        str,
+        typer.Option("--catalog", metavar="NAME", help="Name of the catalog in .pyiceberg.yaml."),
     ] = "default",
     catalog_property: Annotated[
         list[str] | None,
-        typer.Option("--property", metavar="NAME=VALUE", help="Of the catalog: uri=…, warehouse=…"),
+        typer.Option(
+            "--property", metavar="NAME=VALUE", help="A property of the catalog: uri=…, warehouse=…"
+        ),
     ] = None,
     forget: Annotated[
         bool,
-        typer.Option("--forget", help="The table is gone: its objects may be deleted, too."),
+        typer.Option(
+            "--forget",
+            help="Drop the notes of a table that is gone: its objects may then be deleted.",
+        ),
     ] = False,
     option: OptionsOption = None,
     as_json: JsonOption = False,
@@ -256,7 +265,7 @@ def verify(
 ) -> None:
     """Read everything and compare all checksums, of logs and of ledgers.
 
-    Ends with 1 where an object is damaged or missing, or a range is lost.
+    The exit code is 1 if an object is damaged or missing, or a range is lost.
     """
 
     async def act(host: Host, objects: PatientStore) -> list[dict[str, object]]:
@@ -318,12 +327,15 @@ def repair(
         typer.Option(
             "--end",
             metavar="LSN",
-            help="Up to where nodes let go, if the newest objects are lost; readers name it.",
+            help="The LSN up to which nodes deleted their copies, if the newest objects are lost. "
+            "Errors of readers name it.",
         ),
     ] = None,
     accept_loss: Annotated[
         bool,
-        typer.Option("--accept-loss", help="Go on though ranges are lost; readers are told so."),
+        typer.Option(
+            "--accept-loss", help="Go on even if ranges are lost; readers get DATA_LOSS for them."
+        ),
     ] = False,
     option: OptionsOption = None,
 ) -> None:
@@ -391,15 +403,15 @@ def compact(
         typer.Option("--object-mib", min=1, max=512, help="MiB of bodies in an object, at most."),
     ] = 64,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Only say what would be merged.")
+        bool, typer.Option("--dry-run", help="Only show what would be merged.")
     ] = False,
     option: OptionsOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Merge small objects, and shares of objects of several logs, into large objects of one log.
 
-    May be stopped at any time, and run beside nodes. Merged objects stay for their grace. Ends with
-    1 if objects are damaged: they stay as they are.
+    The command may be stopped at any time, and may run beside nodes. Merged objects stay until
+    their grace is over. The exit code is 1 if objects are damaged; these stay as they are.
     """
     from cordwood.protocol.merge_plan import MergePolicy
 

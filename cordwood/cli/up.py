@@ -42,14 +42,17 @@ STOPPED_BY = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 def up(
     directory: Annotated[
-        str, typer.Option("--dir", metavar="DIR", help="Where the cluster's data lies.")
+        str, typer.Option("--dir", metavar="DIR", help="Directory of the cluster's data.")
     ] = DIRECTORY,
     nodes: Annotated[
         int | None,
         typer.Option("--nodes", min=1, help="Storage nodes, each a process.", show_default="5"),
     ] = None,
     racks: Annotated[
-        int | None, typer.Option("--racks", min=1, help="Racks they stand in.", show_default="3")
+        int | None,
+        typer.Option(
+            "--racks", min=1, help="Racks over which the nodes are spread.", show_default="3"
+        ),
     ] = None,
     copies: Annotated[
         int | None, typer.Option("--copies", min=1, help="Copies of each record.", show_default="3")
@@ -61,7 +64,10 @@ def up(
     wal_mib: Annotated[
         int | None,
         typer.Option(
-            "--wal-mib", min=1, help="Each node's write-ahead log, MiB.", show_default="128"
+            "--wal-mib",
+            min=1,
+            help="Size of each node's write-ahead log, in MiB.",
+            show_default="128",
         ),
     ] = None,
     metadata: Annotated[
@@ -85,7 +91,7 @@ def up(
     port: Annotated[
         int,
         typer.Option(
-            "--port", min=1, max=65535, help="The first node's; taken ports are passed over."
+            "--port", min=1, max=65535, help="The first node's port. Ports in use are skipped."
         ),
     ] = PORT,
 ) -> None:

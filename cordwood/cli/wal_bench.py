@@ -41,7 +41,9 @@ def bench(
     ] = None,
     depth: Annotated[
         int | None,
-        typer.Option("--depth", min=1, help="Writes at the device at a time.", show_default="4"),
+        typer.Option(
+            "--depth", min=1, help="Writes at the device at the same time.", show_default="4"
+        ),
     ] = None,
     block_size: Annotated[
         int | None,
@@ -61,21 +63,23 @@ def bench(
     budget: Annotated[
         str, typer.Option("--budget", help="The WAL's write limit: gp3, or IOPS,MIB_PER_S.")
     ] = "",
-    duration: Annotated[float, typer.Option("--duration", min=0.01, help="Seconds a run.")] = 1.0,
+    duration: Annotated[
+        float, typer.Option("--duration", min=0.01, help="Seconds of each run.")
+    ] = 1.0,
     capacity: Annotated[
         int, typer.Option("--capacity", min=1, help="Size of the WAL, in MiB.")
     ] = 1152,
-    repeat: Annotated[int, typer.Option("--repeat", min=1, help="The median counts.")] = 5,
+    repeat: Annotated[int, typer.Option("--repeat", min=1, help="Repeats; the median counts.")] = 5,
     destroy: Annotated[
-        bool, typer.Option("--destroy", help="The data at PATH may be lost.")
+        bool, typer.Option("--destroy", help="Write although PATH holds data, which is lost.")
     ] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Write to a WAL of its own as fast as it goes, in turns with fio (if installed).
+    """Write to a fresh WAL as fast as possible, in turns with fio (if installed).
 
-    Without options it runs the standard measurements; the last is the time of a start that finds a
-    WAL full of records. With any option of a run, it runs only that. A PATH that is not empty is
-    refused without --destroy; created files are removed afterwards.
+    Without options it makes the standard measurements; the last is the time of a start that finds a
+    WAL full of records. With options of a run, it makes only that run. A PATH that is not empty is
+    refused without --destroy. Created files are removed afterwards.
     """
     from cordwood.bench.wal_figures import STANDARD, custom_case, sized
 
