@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
 from typing import TypeVar
 
 from crc32c import crc32c
@@ -22,6 +23,8 @@ from cordwood.sim.host import SimClock, SimRunBlocking
 from cordwood.sim.loop import SimLoop
 from cordwood.sim.memory_logs import memory_tables
 from cordwood.storage.engine import StorageEngine
+from cordwood.storage.log_cache import FlushSet
+from cordwood.storage.logs_db.flusher import Flusher
 from cordwood.storage.logs_db.logs_store import LogsStore
 from cordwood.storage.wal.delta_wal import Wal, WalLimits
 
@@ -177,15 +180,41 @@ class Made:
         return [bytes(each.wire) + bytes(each.body) for each in found if each is not None]
 
 
-async def flush(made: Made) -> None:
-    """Flush all that the cache holds, ledgers included, and let the cache go of it."""
+async def flush(
+    made: Made, *, now_us: int = 0, evicts: bool = True, trims: bool = False
+) -> FlushSet:
+    """Flush all changes in the cache, ledgers included, without a flusher.
+
+    Args:
+        now_us: the time of the flush.
+        evicts: whether the cache then drops the flushed changes.
+        trims: whether the WAL then frees their space.
+    Returns:
+        The flushed changes.
+    """
     batch = made.engine.cut()
     assert batch is not None
     logs = made.engine.logs
     await logs.flush(
-        batch.blocks, batch.states, batch.offset, 0, batch.staged, ledgers=batch.ledgers
+        batch.blocks, batch.states, batch.offset, now_us, batch.staged, ledgers=batch.ledgers
     )
-    made.engine.evict(batch)
+    if evicts:
+        made.engine.evict(batch)
+    if trims:
+        await made.engine.wal.trim(batch.offset)
+    return batch
+
+
+@asynccontextmanager
+async def flushing(made: Made, settings: StorageSettings = STORAGE) -> AsyncIterator[Flusher]:
+    """A flusher at work on the engine, as on a node."""
+    flusher = Flusher(made.engine, settings, made_host(made.disk).clock, lambda: None)
+    work = asyncio.create_task(flusher.run())
+    try:
+        yield flusher
+    finally:
+        await flusher.close()
+        await work
 
 
 async def turns(count: int = 6) -> None:

@@ -3,11 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable, Sequence
 
 import pytest
-from made_blocks import LOG, STORAGE, Made, Settled, at, made_host, packed, restart, run, turns
+from made_blocks import (
+    LOG,
+    Made,
+    Settled,
+    at,
+    flushing,
+    packed,
+    restart,
+    run,
+    turns,
+)
 from scenarios import as_scenario
 
 from cordwood.block import BlockHeader, Envelope, EnvelopeFlag
@@ -20,7 +29,6 @@ from cordwood.settings import StorageSettings
 from cordwood.sim.holdings import held_blocks
 from cordwood.storage import amends
 from cordwood.storage.log_cache import EpochEnd
-from cordwood.storage.logs_db.flusher import Flusher
 from cordwood.storage.logs_db.tables import scan_all
 
 BODY = bytes(range(256)) * 256
@@ -61,18 +69,10 @@ async def settle(made: Made, settled: Settled) -> None:
     looking.cancel()
 
 
-@asynccontextmanager
-async def flusher(made: Made, settings: StorageSettings = STORAGE) -> AsyncIterator[Flusher]:
-    work = Flusher(made.engine, settings, made_host(made.disk).clock, lambda: None)
-    task = asyncio.create_task(work.run())
-    yield work
-    await work.close()
-    await task
-
-
 async def flush(made: Made) -> None:
-    async with flusher(made) as work:
-        await work.flush()
+    """Flush by a flusher, which also writes amends whose bodies are in LogsDB."""
+    async with flushing(made) as flusher:
+        await flusher.flush()
 
 
 async def rows(made: Made, first: bytes) -> list[tuple[str, bytes]]:

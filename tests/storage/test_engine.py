@@ -7,7 +7,7 @@ import errno
 import random
 
 import pytest
-from made_blocks import LOG, OWNER, PATH, Made, at, open_engine, packed, payload, run, turns
+from made_blocks import LOG, OWNER, PATH, Made, at, flush, open_engine, packed, payload, run, turns
 from scenarios import as_scenario
 from wal_memory_disk import MemoryDisk
 
@@ -403,10 +403,7 @@ class TestFull:
         made = await Made.new(storage=CRAMPED)
         await made.engine.seal(LOG, 2, 0)
         await fill(made, wave=1, seal=2, size=2000)
-        batch = made.engine.cut()
-        assert batch is not None
-        await made.engine.logs.flush(batch.blocks, batch.states, batch.offset, 0, batch.staged)
-        made.engine.evict(batch)
+        await flush(made)
         settled = made.store(packed(at(1, epoch=2), BIG), seal=2)
         await turns()
         assert settled == [()]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from made_blocks import Made, at, block, packed, run, turns
+from made_blocks import Made, at, block, flush, packed, run, turns
 from scenarios import as_scenario
 
 from cordwood.block import BlockHeader, BlockKind
@@ -19,14 +19,6 @@ LOG = 5
 ALL = at(9, 2)
 
 
-async def flush(made: Made) -> None:
-    await turns()
-    batch = made.engine.cut()
-    assert batch is not None
-    await made.engine.logs.flush(batch.blocks, batch.states, batch.offset, 0, batch.staged)
-    made.engine.evict(batch)
-
-
 async def left_over_in_logs_db() -> Made:
     """Epoch 1 ended behind its second record, and a third one of it lies in LogsDB still.
 
@@ -36,6 +28,7 @@ async def left_over_in_logs_db() -> Made:
     made = await Made.new()
     for lsn, time_us in ((at(1), 10), (at(2), 20), (at(3), 90)):
         made.store(packed(lsn, time_us=time_us, lng=at(1)))
+    await turns()
     await flush(made)
     await made.engine.purge(LOG, 1, seal=2, lng=at(2))
     made.store(packed(at(5, 2), time_us=95, lng=at(4, 2)))
@@ -100,6 +93,7 @@ async def test_a_bridge_that_does_not_count_says_nothing_of_the_time() -> None:
         made.store(packed(lsn, time_us=time_us, lng=at(1)))
     await made.engine.seal(LOG, 2, 0)
     made.store(packed(at(3), kind=BlockKind.BRIDGE, time_us=20, seal=2), seal=2)
+    await turns()
     await flush(made)
     await made.engine.purge(LOG, 1, seal=3, lng=at(2))
     reply = await LogSearch(made.engine).find_time(AskTime(LOG, 50, ALL, True))
@@ -113,6 +107,7 @@ async def test_what_recovery_stores_late_is_not_the_last_record() -> None:
     made = await Made.new()
     made.store(packed(at(1), time_us=10))
     made.store(packed(at(2, 2), time_us=30))
+    await turns()
     await flush(made)
     await made.engine.seal(LOG, 2, 0)
     made.store(packed(at(1), time_us=10, seal=2), seal=2)
@@ -130,6 +125,7 @@ async def test_the_first_record_may_stand_behind_many_bridges_in_logs_db() -> No
     for epoch in range(1, 70):
         made.store(packed(at(1, epoch), kind=BlockKind.BRIDGE, time_us=10))
     made.store(packed(at(1, 70), time_us=20))
+    await turns()
     await flush(made)
     made.store(packed(at(2, 70), time_us=30, lng=at(1, 70)))
     await turns()
@@ -174,6 +170,7 @@ async def without_a_partition(number: int) -> Made:
     made = await Made.new(storage=StorageSettings(recent_bytes=0, partition_files=1))
     for esn in (1, 2, 3):
         made.store(packed(at(esn), time_us=10 * esn, lng=at(esn - 1)))
+        await turns()
         await flush(made)
     await made.engine.purge(LOG, 1, seal=2, lng=at(3))
     await made.engine.wal.close()

@@ -3,7 +3,19 @@
 from __future__ import annotations
 
 import pytest
-from made_blocks import LIMITS, OWNER, PATH, Made, at, open_engine, packed, restart, run, turns
+from made_blocks import (
+    LIMITS,
+    OWNER,
+    PATH,
+    Made,
+    at,
+    flush,
+    open_engine,
+    packed,
+    restart,
+    run,
+    turns,
+)
 from scenarios import as_scenario
 from swaps import swap
 
@@ -40,16 +52,6 @@ async def store_one(made: Made, number: int) -> None:
     assert settled == [()]
 
 
-async def flush(made: Made, *, with_trim: bool = True) -> None:
-    """What the flusher does, up to its trim."""
-    batch = made.engine.cut()
-    assert batch is not None
-    await made.engine.logs.flush(batch.blocks, batch.states, batch.offset, 0, batch.staged)
-    if with_trim:
-        made.engine.evict(batch)
-        await made.engine.wal.trim(batch.offset)
-
-
 LOST = ((8192, 16384),)
 
 
@@ -59,7 +61,7 @@ class TestRestarts:
         made = await with_rot()
         assert made.engine.logs.lost == LOST
         await store_one(made, 4)
-        await flush(made)
+        await flush(made, trims=True)
         for life in range(3):
             await restart(made)
             recovery = made.engine.wal.recovery
@@ -73,13 +75,13 @@ class TestRestarts:
                 await LogSearch(made.engine).extent(AskExtent(5, at(9)))
             assert not (await made.engine.seal(6, 2 + life, 1)).is_sure
             await store_one(made, 5 + life)
-            await flush(made)
+            await flush(made, trims=True)
 
     def test_a_node_that_forgets_it_is_caught(self) -> None:
         async def scenario() -> None:
             made = await with_rot()
             await store_one(made, 4)
-            await flush(made)
+            await flush(made, trims=True)
             await restart(made)
             assert made.engine.damage == "", "it answers as one that knows"
 
@@ -97,7 +99,7 @@ class TestRestarts:
     async def test_a_crash_between_flush_and_trim_tells_it_once(self) -> None:
         made = await with_rot()
         await store_one(made, 4)
-        await flush(made, with_trim=False)
+        await flush(made, evicts=False)
         for _ in range(2):
             await restart(made)
             recovery = made.engine.wal.recovery
@@ -120,7 +122,7 @@ class TestRestarts:
     async def test_what_another_start_loses_comes_on_top(self) -> None:
         made = await with_rot()
         await store_one(made, 4)
-        await flush(made)
+        await flush(made, trims=True)
         places = len(made.disk.file.history)
         await store_one(made, 5)
         offset, _ = made.disk.file.history[places]
@@ -142,7 +144,7 @@ class TestAccepted:
         made = await with_rot()
         if is_flushed:
             await store_one(made, 4)
-            await flush(made)
+            await flush(made, trims=True)
             await restart(made)
         await made.engine.accept_loss()
         for _ in range(2):
@@ -150,7 +152,7 @@ class TestAccepted:
             await LogSearch(made.engine).extent(AskExtent(5, at(9)))
             await restart(made)
         await store_one(made, 5)
-        await flush(made)
+        await flush(made, trims=True)
         await restart(made)
         assert made.engine.damage == ""
 
@@ -204,7 +206,7 @@ async def test_what_a_flush_had_taken_before_it_rotted_is_not_lost() -> None:
     for number in (1, 2, 3):
         await store_one(made, number)
     offset, _ = made.disk.file.history[3]
-    await flush(made, with_trim=False)
+    await flush(made, evicts=False)
     await made.engine.wal.close()
     made.disk.files[PATH].stable[offset + 4500] ^= 1
     await made.open()
@@ -253,7 +255,7 @@ async def with_lost_writes(count: int = 3) -> Made:
     before = bytes(made.disk.files[PATH].stable)
     for number in range(1, count + 1):
         await store_one(made, number)
-    await flush(made)
+    await flush(made, trims=True)
     await made.engine.wal.close()
     made.disk.files[PATH].stable[:] = before
     return made
@@ -275,7 +277,7 @@ class TestLostWrites:
             # What came behind it is in the WAL, at places that LogsDB does not have.
             assert made.held()[-1:] == [packed(at(4 + life), BIG)]
             assert made.engine.logs.lost == (lost,)
-            await flush(made)
+            await flush(made, trims=True)
 
     def test_a_crash_amid_it_begins_it_anew(self, monkeypatch: pytest.MonkeyPatch) -> None:
         async def dies(self: Wal, start: int) -> None:

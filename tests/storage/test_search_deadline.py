@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import pytest
 from cluster_at_hand import ClusterAtHand, simulate
-from made_blocks import LOG, Made, at, packed, run, turns
+from made_blocks import LOG, Made, at, flush, packed, run, turns
 from scenarios import as_scenario
 
 from cordwood.errors import Unreachable
@@ -49,10 +49,7 @@ async def test_a_search_ends_when_its_caller_gives_up(*, ask: Any) -> None:
     made = await Made.new()
     made.store(packed(at(1), lng=0))
     await turns()
-    batch = made.engine.cut()
-    assert batch is not None
-    await made.engine.logs.flush(batch.blocks, batch.states, batch.offset, 1, batch.staged)
-    made.engine.evict(batch)
+    await flush(made, now_us=1)
     made.engine.logs._directories.clear()
     tables = StuckTables(made.engine.logs.tables)
     made.engine.logs._tables = cast(Any, tables)

@@ -4,14 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from dataclasses import replace
 
-from made_blocks import STORAGE, Made, at, made_host, packed, run, turns
+from made_blocks import STORAGE, Made, at, flush, flushing, packed, run, turns
 from scenarios import as_scenario
-
-from cordwood.storage.logs_db.flusher import Flusher
 
 BODY = bytes(1000)
 RING = 1 << 20
@@ -20,18 +16,6 @@ LIMITS = replace(
 )
 PAUSE_S = 0.01
 """Between the waves of a burst."""
-
-
-@asynccontextmanager
-async def flushing(made: Made) -> AsyncIterator[Flusher]:
-    clock = made_host(made.disk).clock
-    flusher = Flusher(made.engine, LIMITS, clock, lambda: None)
-    work = asyncio.create_task(flusher.run())
-    try:
-        yield flusher
-    finally:
-        await flusher.close()
-        await work
 
 
 async def burst(made: Made, first: int, blocks: int) -> None:
@@ -43,7 +27,7 @@ async def burst(made: Made, first: int, blocks: int) -> None:
 @as_scenario(run)
 async def test_a_burst_is_flushed_when_it_is_over() -> None:
     made = await Made.new(ring=RING)
-    async with flushing(made) as flusher:
+    async with flushing(made, LIMITS) as flusher:
         await burst(made, 1, 40)
         assert flusher.flushes == 0  # 40,000 bytes, under half of the cache
         await asyncio.sleep(0.2)
@@ -54,7 +38,7 @@ async def test_a_burst_is_flushed_when_it_is_over() -> None:
 @as_scenario(run)
 async def test_a_burst_is_flushed_all_the_same_when_the_cache_is_half_full() -> None:
     made = await Made.new(ring=RING)
-    async with flushing(made) as flusher:
+    async with flushing(made, LIMITS) as flusher:
         await burst(made, 1, 60)
         assert flusher.flushes == 1
         assert made.engine.cache.bytes < LIMITS.cache_bytes / 2
@@ -63,7 +47,7 @@ async def test_a_burst_is_flushed_all_the_same_when_the_cache_is_half_full() -> 
 @as_scenario(run)
 async def test_a_burst_is_flushed_all_the_same_when_the_wal_is_half_full() -> None:
     made = await Made.new(ring=RING)
-    async with flushing(made) as flusher:
+    async with flushing(made, LIMITS) as flusher:
         for esn in range(1, 140):  # a block of 4 KiB each
             made.store(packed(at(esn), b""))
             await asyncio.sleep(PAUSE_S)
@@ -73,7 +57,7 @@ async def test_a_burst_is_flushed_all_the_same_when_the_wal_is_half_full() -> No
 @as_scenario(run)
 async def test_a_little_is_flushed_when_it_is_old() -> None:
     made = await Made.new(ring=RING)
-    async with flushing(made) as flusher:
+    async with flushing(made, LIMITS) as flusher:
         made.store(packed(at(1), BODY))
         await asyncio.sleep(59)
         assert flusher.flushes == 0
@@ -84,7 +68,7 @@ async def test_a_little_is_flushed_when_it_is_old() -> None:
 @as_scenario(run)
 async def test_whoever_asks_waits_for_the_flush() -> None:
     made = await Made.new(ring=RING)
-    async with flushing(made) as flusher:
+    async with flushing(made, LIMITS) as flusher:
         made.store(packed(at(1), BODY))
         await turns()
         await flusher.flush()
@@ -102,12 +86,10 @@ async def test_a_start_with_a_full_wal_that_logs_db_has_takes_stores_again() -> 
         esn += 1
         settled = made.store(packed(at(esn), BODY * 3))
         await turns()
-    batch = made.engine.cut()
-    assert batch is not None
-    await made.engine.logs.flush(batch.blocks, batch.states, batch.offset, 0, batch.staged)
+    batch = await flush(made, evicts=False)
     made.disk = made.disk.crash(random.Random(1))  # before the trim
     await made.open()
-    async with flushing(made):
+    async with flushing(made, LIMITS):
         await turns()
         assert made.engine.wal.trim_offset == batch.offset
         settled = made.store(packed(at(esn + 1), BODY * 3))

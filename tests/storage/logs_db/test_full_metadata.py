@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import os
-import shutil
 import subprocess
-import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
 from made_blocks import LOG, OWNER, at, block
+from strace_at_hand import find_strace, run_traced
 
-import cordwood
 from cordwood.host.real import real_host
 from cordwood.layout.logs_db import META_TABLE, LogState
 from cordwood.layout.staged import STAGED_TABLE
@@ -23,7 +21,6 @@ from cordwood.storage.logs_db.logs_store import LogsStore
 from cordwood.storage.logs_db.rocks_logs import RocksTables, rocks_tables
 from cordwood.storage.logs_db.tables import TablesNoSpace
 
-ROOT = Path(cordwood.__file__).parent.parent
 SETTINGS = StorageSettings(flush_bytes=1 << 20, cache_bytes=1 << 22)
 
 
@@ -168,9 +165,7 @@ def test_a_quota_that_is_used_up_is_a_full_disk(
     tmp_path: Path, require: Callable[[str, str], None]
 ) -> None:
     """The node stored nothing any more until it was started again."""
-    strace = shutil.which("strace")
-    if strace is None:
-        require("strace", "strace is not installed")
+    strace = find_strace(require)
 
     async def scenario(tables: RocksTables) -> None:
         for table in ("a", META_TABLE):
@@ -179,15 +174,16 @@ def test_a_quota_that_is_used_up_is_a_full_disk(
 
     play(tmp_path, scenario)
     # strace counts for each thread: the first writes are those of two flushes.
-    done = subprocess.run(
-        [str(strace), "-f", "-qq", "-o", str(tmp_path / "said"), "-e", "trace=pwrite64", "-e",
-         "inject=pwrite64:error=EDQUOT:when=1", sys.executable, "-c", WRITER,
-         str(tmp_path / "db")],
-        capture_output=True, text=True, timeout=60, check=False, cwd=ROOT,
-    )  # fmt: skip
-    assert (tmp_path / "said").read_text().count("EDQUOT"), done.stderr
-    assert done.returncode == 0, done.stderr
-    said = done.stdout.splitlines()
+    done = run_traced(
+        strace,
+        ["-c", WRITER, str(tmp_path / "db")],
+        tmp_path / "calls",
+        trace="pwrite64",
+        inject=["pwrite64:error=EDQUOT:when=1"],
+    )
+    assert done.calls.count("EDQUOT"), done.errors
+    assert done.status == 0, done.errors
+    said = done.lines
     assert set(said) <= {"a ok", "a TablesNoSpace", "meta ok", "meta TablesNoSpace"}
     assert "a TablesNoSpace" in said
     assert {"a ok", "meta ok"} <= set(said)

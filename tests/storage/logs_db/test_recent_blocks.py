@@ -6,7 +6,7 @@ import random
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from made_blocks import LOG, Made, at, block, packed, run, turns
+from made_blocks import LOG, Made, at, block, flush, packed, run, turns
 from scenarios import as_scenario
 
 from cordwood.lsn import LSN_MAX
@@ -89,11 +89,7 @@ async def test_a_reader_gets_from_memory_what_it_gets_from_logs_db() -> None:
             esn, wave = chance.randint(1, 60), chance.randint(1, 3)
             made.store(packed(at(esn), b"record %d" % esn, wave=wave))
         await turns(60)
-        batch = made.engine.cut()
-        assert batch is not None
-        now_us = 1
-        await made.engine.logs.flush(batch.blocks, batch.states, batch.offset, now_us, ())
-        made.engine.evict(batch)
+        await flush(made, now_us=1)
     made.engine.cache.log(LOG).trim_to(at(9))
     reader = made.engine.reader
     assert reader.is_at_hand(LOG, at(10))

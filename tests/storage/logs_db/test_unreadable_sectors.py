@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import shutil
-import subprocess
-import sys
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 from made_blocks import LOG, OWNER, at, block
+from strace_at_hand import find_strace, run_traced
 from swaps import swap_value
 
-import cordwood
 from cordwood.errors import Corrupt
 from cordwood.host.real import real_host
 from cordwood.layout import logs_db
@@ -25,7 +22,6 @@ from cordwood.storage.logs_db.logs_store import LogsStore
 from cordwood.storage.logs_db.rocks_logs import RocksTables, rocks_tables
 from cordwood.storage.logs_db.tables import DeviceFailed
 
-ROOT = Path(cordwood.__file__).parent.parent
 SETTINGS = StorageSettings(flush_bytes=1 << 20, cache_bytes=1 << 22)
 WORDS = "IO error: While pread offset 4096 len 4096: 000008.sst: Input/output error"
 """As RocksDB has them from Linux."""
@@ -145,9 +141,7 @@ asyncio.run(main())
 def test_the_machine_says_it_in_these_words(
     tmp_path: Path, require: Callable[[str, str], None]
 ) -> None:
-    strace = shutil.which("strace")
-    if strace is None:
-        require("strace", "strace is not installed")
+    strace = find_strace(require)
 
     async def scenario(tables: RocksTables) -> None:
         await tables.open()
@@ -157,11 +151,13 @@ def test_the_machine_says_it_in_these_words(
 
     play(tmp_path / "db", scenario)
     (file,) = (tmp_path / "db" / "partitions" / "a").glob("*.sst")
-    done = subprocess.run(
-        [str(strace), "-f", "-qq", "-o", str(tmp_path / "said"), "-P", str(file), "-e",
-         "trace=pread64", "-e", "inject=pread64:error=EIO", sys.executable, "-c", READER,
-         str(tmp_path / "db")],
-        capture_output=True, text=True, timeout=60, check=False, cwd=ROOT,
-    )  # fmt: skip
-    assert done.stdout == "unreadable\n", done.stderr
-    assert (tmp_path / "said").read_text().count("EIO") == rocks_logs.READ_TRIES
+    done = run_traced(
+        strace,
+        ["-c", READER, str(tmp_path / "db")],
+        tmp_path / "calls",
+        trace="pread64",
+        inject=["pread64:error=EIO"],
+        only_path=file,
+    )
+    assert done.lines == ["unreadable"], done.errors
+    assert done.calls.count("EIO") == rocks_logs.READ_TRIES

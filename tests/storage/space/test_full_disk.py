@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
-from made_blocks import LOG, STORAGE, Made, at, made_host, packed, run, turns
+from made_blocks import LOG, STORAGE, Made, at, flush, made_host, packed, run, turns
 from scenarios import as_scenario
 
 from cordwood.protocol.disk_space import LOW_BYTES_MIN, DiskRoom, to_write
@@ -140,10 +140,7 @@ async def low_disk_drops_the_newest(disk: Any = None) -> bool:
     made = await Made.new()
     made.store(packed(at(1), BODY, lng=at(0)))
     await turns()
-    batch = made.engine.cut()
-    assert batch is not None
-    await made.engine.logs.flush(batch.blocks, batch.states, batch.offset, 1, batch.staged)
-    made.engine.evict(batch)
+    await flush(made, now_us=1)
     await made.engine.trim(LOG, at(1), at(1))
     assert len(made.engine.logs.partitions) == 1, "it is the newest, and young"
 

@@ -9,21 +9,16 @@ Source: Rebello et al., ATC 2020; docs/sources/reliability.md §5.1.
 from __future__ import annotations
 
 import asyncio
-import os
-import shutil
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import wal_writer
+from strace_at_hand import find_strace, run_traced
 
-import cordwood
 from cordwood.host.real_disk import RealDisk
 from cordwood.storage.wal.delta_wal import Wal
 
-ROOT = Path(cordwood.__file__).parent.parent
 RECORDS = 60
 WRITES = "pwritev,pwritev2,pwrite64"
 
@@ -33,40 +28,21 @@ Run = Callable[..., list[str]]
 @pytest.fixture
 def traced(tmp_path: Path, require: Callable[[str, str], None]) -> Run:
     """Runs the writer under strace with injections; gives what it said."""
-    strace = shutil.which("strace")
-    if strace is None:
-        require("strace", "strace is not installed")
-    probe = subprocess.run(
-        [str(strace), "-f", "-qq", "-o", os.devnull, "true"],
-        check=False,
-        capture_output=True,
-    )
-    if probe.returncode:
-        require("strace", "strace may not trace here")
+    strace = find_strace(require)
 
     def run(*inject: str, how: str = "direct", wants: int = 0) -> list[str]:
         path = str(tmp_path / "wal")
         asyncio.run(_format(path))
-        command = [
-            str(strace),
-            "-f",
-            "-qq",
-            "-o",
-            os.devnull,
-            "-e",
-            f"trace={WRITES},fdatasync,io_submit",
-        ]
-        for each in inject:
-            command += ["-e", f"inject={each}"]
-        command += [sys.executable, wal_writer.__file__, path, str(RECORDS), how]
-        done = subprocess.run(
-            command, capture_output=True, text=True, timeout=60, check=False,
-            env={**os.environ, "PYTHONPATH": str(ROOT)},
-        )  # fmt: skip
-        assert done.returncode == wants, done.stderr
-        said = done.stdout.splitlines()
-        _check_kept(path, said)
-        return said
+        done = run_traced(
+            strace,
+            [wal_writer.__file__, path, str(RECORDS), how],
+            tmp_path / "calls",
+            trace=f"{WRITES},fdatasync,io_submit",
+            inject=inject,
+        )
+        assert done.status == wants, done.errors
+        _check_kept(path, done.lines)
+        return done.lines
 
     return run
 
