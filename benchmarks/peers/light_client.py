@@ -2,8 +2,7 @@
 
 It has one connection on uvloop, answers each read by one write, and makes no object for a record.
 With a client library, a run would measure the library instead of the server: nats-py reaches a
-tenth of
-the rate that nats-server takes through this client.
+tenth of the rate that nats-server takes through this client.
 
 Source: docs/sources/hotpath.md §5.
 """

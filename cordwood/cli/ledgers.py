@@ -366,7 +366,7 @@ def check(
             min=0,
             max=1,
             metavar="SHARE",
-            help="Check the first and last entry of each fragment, and this share of the others.",
+            help="Check the entries at the ends of each fragment, and this share of the others.",
         ),
     ] = None,
     fill: Annotated[

@@ -8,8 +8,7 @@ caller may have chosen one of these ids itself: the node then tries its next id.
 
 An id is never used again. Nodes keep entries, fences and tombstones by it, so a ledger of the same
 id would have entries that no writer added to it. `deleted-ledgers/<key of a page>` has a bit for
-each
-id of the page that was deleted, which is set before the value goes.
+each id of the page that was deleted, which is set before the value goes.
 
 Source: docs/protocol/ledgers.md; docs/sources/bookkeeper.md (a).
 """

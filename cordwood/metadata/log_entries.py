@@ -117,9 +117,8 @@ class LogEntries:
         """Take a name away from a log that does not have it, or not any more.
 
         A rename to the name may be under way, of this log too: its caller gives the name back. A
-        rename
-        that claimed the name before this read finds the log's entry changed and begins again. A
-        rename that claims it later changes the version, so this removal fails.
+        rename that claimed the name before this read finds the log's entry changed and begins
+        again. A rename that claims it later changes the version, so this removal fails.
         """
         for _ in range(RACES_MAX):
             found = await self._store.get(name_key(name))

@@ -5,9 +5,8 @@ be the same node are told apart, and messages of the older process do not count 
 first node draws the cluster's identity, once. So a data directory of another cluster is recognised.
 
 Each start also *claims* the node for its directory, by a name drawn for that start. An older copy
-of the directory does not have the newest claim.
-A node also records periodically how far its WAL has come, so that an older copy of the disk from
-the same start is noticed.
+of the directory does not have the newest claim. A node also records periodically how far its WAL
+has come, so that an older copy of the disk from the same start is noticed.
 
 No call removes a member: a drained node that is taken out of service stays in the list.
 

@@ -2,9 +2,8 @@
 
 A commit is a sync of the disk, some milliseconds; its size hardly matters. So the call that gets
 the connection takes the waiting calls along, and one commit serves all their writes. Each call
-still
-has a thread of its own. The thread finds its answer there, or does the call itself if no other
-thread took it along. So no call depends on the scheduling of another thread.
+still has a thread of its own. The thread finds its answer there, or does the call itself if no
+other thread took it along. So no call depends on the scheduling of another thread.
 
 Source: sqlite.org, "WAL" (one writer at a time); docs/sources/hotpath.md §1 (group commit).
 """

@@ -102,7 +102,7 @@ def build(log: int, entries: Sequence[Entry], fence: int, holder: str, seal: Sea
 
     Args:
         entries: in order, each beginning where the entry before it ended; of any turns.
-        fence: above those of all of them.
+        fence: higher than the fence of each entry.
     """
     head = first_head(log, entries[0].first, fence, holder)
     for entry in entries:
@@ -117,7 +117,7 @@ def extend(head: Head, entries: Sequence[Entry], fence: int, holder: str, seal: 
     Args:
         entries: in order; the first begins where the head ends, and each other entry where the
             entry before it ended.
-        fence: above those of all of them.
+        fence: higher than the fence of each entry.
     Raises:
         Fenced: a turn as high has begun.
     """
@@ -394,17 +394,17 @@ def _level(item: Item) -> int:
 
 
 def tile(found: Sequence[Entry], start: int = 0) -> Iterator[Entry]:
-    """Choose from all objects that there are of a log those that tell the most without a hole.
+    """Choose the objects of a log that cover the most of it without a hole.
 
-    Objects of one log that overlap hold the same records: ranges are uploaded once they are
-    released and sealed. So any choice is right. This one takes objects that follow one another the
-    furthest without an overlap, as committed objects do, because a program that reads objects
-    without the manifest reads an overlap twice. Of equal choices it takes few and large objects. If
-    an object begins inside a covered range, the rest of it counts.
+    Objects of one log that overlap hold the same records: a range is uploaded once it is released
+    and sealed. So any choice is right. This rule takes the longest chain of objects that follow one
+    another without an overlap, as committed objects do, because a program that reads objects
+    without the manifest reads an overlap twice. Of equal chains it takes the chain of few and large
+    objects. If an object begins inside a covered range, the rest of it counts.
 
     Args:
         found: in any order.
-        start: what lies below is not wanted.
+        start: the first LSN that is wanted.
     Returns:
         Entries that do not overlap, in order; if an entry begins after the end of the entry before
         it, there is a hole between them.

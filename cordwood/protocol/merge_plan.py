@@ -2,8 +2,7 @@
 
 A run of small objects becomes one object that is worth a get. Objects of several logs become
 objects of one log. Each merge at least doubles the largest object that goes into it, or fills half
-of
-an object, so a record is written anew a few times at most, however long its log lives.
+of an object, so a record is written anew a few times at most, however long its log lives.
 
 Trap: a log's share of an object of several logs costs no object of its own. Merged, it does. So
 shares of less than SHARED_BYTES_MIN in all stay where they are.

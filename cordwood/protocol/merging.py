@@ -1,18 +1,20 @@
-"""How entries of a manifest give way to an entry of all their records: a rule.
+"""Replaces entries of a manifest by one entry that has all their records: a rule.
 
-A *merge* writes the records of a run of objects into one object. Then this rule puts one entry in
-the place of the run's, which must be exactly those that were read: the same objects, and nothing
-beside or between them. So a merge that is committed twice, or too late, finds others there and
-changes nothing. It takes no uploader's turn; uploads go on, since their entries come at the end.
+A *merge* writes the records of a run of objects into one object. Then this rule replaces the run's
+entries by one entry. The manifest must still have exactly the entries that the merge read: the same
+objects, and nothing beside or between them. So a merge that is committed twice, or too late, finds
+other entries and changes nothing. A merge needs no uploader's turn, and uploads go on beside it,
+because their entries come at the end.
 
 A merge has a turn of its own (`Head.merging`), because of its objects that are not committed yet.
-The end of the manifest tells whether an upload's object is dead. Only the turn tells this of a
-merge's object. Another node ends a turn whose time is over (`end_overdue`). If the holder is alive
-after all, it gets `Fenced`, and its objects are collected. Safety needs no clock.
+For an object of an upload, the end of the manifest tells whether it can still be committed. For an
+object of a merge, only the turn tells this. Another node ends a turn whose time is over
+(`end_overdue`). If the holder is alive after all, it gets `Fenced`, and its objects are collected.
+Safety needs no clock.
 
 The manifest stays a tree. Pages with entries of the run are written anew, and so are the pages
-above them; a page of which nothing is left goes. A page that is left with few entries joins the one
-before it. So a commit writes a page a level, and one more for each page that the run went through.
+above them. A page without entries is dropped. A page with few entries joins the page before it. So
+a commit writes one page for each level, and one more for each page that the run went through.
 
 Source: docs/objects.md, "Compaction"; docs/sources/s3stream.md (b), "Compaction".
 """
@@ -92,8 +94,8 @@ def replace(
     """Put an entry in the place of a run of entries.
 
     Args:
-        run: as they were read, in order.
-        merged: holds all that they do.
+        run: the entries as the merge read them, in order.
+        merged: the entry that has all their records.
         number: of the turn at merging.
         page_of: gives the pages that `touched` names.
     Raises:
@@ -152,7 +154,7 @@ def touched(items: Sequence[Item], first: int, last: int) -> Iterator[PageRef]:
 
 
 def _is_short(item: Item) -> bool:
-    """Whether a page of entries has room for another one's."""
+    """Whether a page of entries has space for the entries of another page."""
     return isinstance(item, PageRef) and not item.level and item.objects < manifest.FANOUT
 
 
@@ -189,7 +191,7 @@ def _replaced(
 def _room(
     before: Item | list[Item], left: Sequence[Item], page_of: PageOf
 ) -> Sequence[Item] | None:
-    """The entries of the page before, if those that are left go in beside them."""
+    """The entries of the page before, if the remaining entries fit into that page too."""
     if isinstance(before, list):
         return before if len(before) + len(left) <= manifest.FANOUT else None
     if not isinstance(before, PageRef) or before.objects + len(left) > manifest.FANOUT:

@@ -1,10 +1,11 @@
-"""What a donor makes of what other nodes say of a block: it moves it, takes a later envelope, or
-finds that its own copy is left over.
+"""A donor's conclusion from other nodes' answers about a block: it moves the block, takes a later
+envelope, or finds that its own copy is left over.
 
-An envelope's *rank* is its precedence as one number, so that a move can go above all ranks that its
-nodes know: a recovery's copy first, then the seal epoch, then the wave. A move takes two ranks. The
-donor notes the new copyset under the first. All that hold the block, the donor too, have the second
-in the end, and it is the second by which a noted copy is told.
+An envelope's *rank* is its precedence as one number: a recovery's copy first, then the seal epoch,
+then the wave. So a move can use ranks above all ranks that its nodes know. It uses two. The donor
+notes the new copyset under the first rank. In the end all nodes that hold the block, the donor
+included, have the second rank. A node that is asked about a noted copy answers with the second
+rank too.
 
 Source: docs/sources/logdevice.md 2.9; docs/protocol/rebuilding.md, rules 8 to 12.
 """
@@ -42,11 +43,11 @@ class Has(enum.IntEnum):
     UNSURE = 3
     """The node lost records there."""
     TRIMMED = 4
-    """It let go of it: the block is trimmed, or main storage has it."""
+    """The node deleted its copy: the block is trimmed, or main storage has it."""
 
 
 class Word(NamedTuple):
-    """What a node says of a block."""
+    """A node's answer about a block."""
 
     has: Has
     rank: int = 0
@@ -77,11 +78,11 @@ class Compared(NamedTuple):
 
 
 def compare(block: Held, me: int, losses: Losses, words: Mapping[int, Word]) -> Compared:
-    """What the members of a block's copyset that have data make of the donor's copy.
+    """Compare the donor's copy with the copies of the other members that have data.
 
     Args:
-        block: as the donor has it, with the rank of its envelope for a wave.
-        words: of those that answered.
+        block: as the donor has it. Its `wave` is the rank of the donor's envelope.
+        words: the answers, by node.
     """
     lost = losses.lacks(block)
     others = [node for node in block.copyset if node != me and node not in lost]
@@ -94,7 +95,7 @@ def compare(block: Held, me: int, losses: Losses, words: Mapping[int, Word]) -> 
     best = max([mine, *_known(words[node] for node in others)])
     if best != mine and me in best.copyset:
         return Compared(Finding.TAKE, best)
-    # A node that is not sure does not speak for the copy, and not against it.
+    # An answer UNSURE proves neither that the donor's copy counts, nor that it is left over.
     sure = [words[node] for node in others if words[node].has is not Has.UNSURE]
     is_full = all(each.has is Has.YES and me in each.copyset for each in sure)
     return Compared(Finding.MOVE if is_full else Finding.LEFT_OVER)
@@ -104,12 +105,12 @@ def held_in_common(block: Held, me: int, losses: Losses, words: Mapping[int, Wor
     """A block without a whole copyset: all its holders count as its copyset. None if the holders
     are not known.
 
-    A donor may be lost amid a second move of a block, before it ended the first. Then each copy
-    that there is looks left over to the others. A move from here has a wave above all that its
-    nodes know, so it is the same to them which of them begins it, and if two do.
+    A donor may be lost in a second move of a block, before its first move was done. Then each
+    holder finds its own copy left over. A new move has a wave above all waves that its nodes know.
+    So any holder may begin it, and two holders may begin it at once.
 
     Args:
-        words: of all nodes that may hold the block and have data.
+        words: the answers of all nodes that may hold the block and have data.
     """
     if any(word.has is Has.UNSURE or word.has is Has.TRIMMED for word in words.values()):
         return None

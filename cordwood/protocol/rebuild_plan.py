@@ -209,15 +209,16 @@ class Known(NamedTuple):
 
 
 def after_asking(move: Move, known: Mapping[int, Known]) -> tuple[Move, int]:
-    """A move, and the wave of its writes, after its nodes have told what they have.
+    """A move, and the wave of its writes, after its nodes have told their envelopes.
 
-    The wave is above all that any of them knows: what an earlier move left on one of them counts
-    for less. A copy that goes back to where it was has the wave of the others, unless its node has
-    one of such a move; the others take the higher wave when they are asked next, for the copyset
-    is their own. A node that has its copy back already is sent nothing.
+    The wave is above every wave that the nodes know, so a copy that an earlier move left on a node
+    has lower precedence. A copy that returns to its node gets the wave of the other copies. If the
+    node has a copy of an earlier move, the returning copy gets a higher wave instead; the other
+    nodes take that wave when they are asked next, because the copyset is the same. A node that has
+    its copy again already is sent nothing.
 
     Args:
-        known: of the move's nodes; nothing of a node that does not have the block.
+        known: the envelopes, by node, of the move's nodes that have the block.
     """
     block = move.block
     if move.changes:
@@ -233,9 +234,10 @@ def after_asking(move: Move, known: Mapping[int, Known]) -> tuple[Move, int]:
 
 
 def is_certain(rebuilding: RebuildingSet, nodeset: Nodeset, replication: Replication) -> bool:
-    """Whether no block of an epoch can have all its copies on nodes that lack data, so that what
-    donors have given is all there was. A node that lost a range lacks data; a node that is empty
-    does not, for its data lies elsewhere."""
+    """Whether no block of an epoch can have all its copies on nodes that lack data.
+
+    Then the donors have given copies of all blocks. A node that lost a range lacks data. An empty
+    node lacks none: its data lies on other nodes."""
     lacking = {
         NodeId(each.node) for each in rebuilding.lost if not each.relocates and not each.is_empty
     }

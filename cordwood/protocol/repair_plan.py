@@ -1,15 +1,18 @@
-"""What a node stores again of a range of a log that rotted on it, by what other nodes say.
+"""The blocks that a node stores again in a range of a log that rotted on it: a plan from the
+answers of other nodes.
 
-The node asks all other nodes of the nodesets for the heads of what they hold in the range. Of each
-block the latest envelope that names this node counts. The node needs the block again under it, from
-any node that holds the same block. If a node that it names has a later envelope, the block was
-moved to other nodes meanwhile. Later envelopes of other nodes alone are of a move that came to no
-end: the nodes of the earlier copyset were never told, and count on this node.
+The node asks all other nodes of the nodesets for header and envelope of each block that they hold
+in the range. For each block, the latest envelope that names this node counts. Under that envelope
+the node needs the block again, from any node that holds the same block. If a node in that
+envelope's copyset has a later envelope, the block was moved to other nodes meanwhile. If only nodes
+outside the copyset have later envelopes, a move was not completed: the nodes of the copyset do not
+know of it, and count on this node.
 
-A range is *whole* if nothing else can be missing there. One of two facts shows it. Either the index
-entry of the one block that rotted can still be read, and that block was found. Or the nodes that
-answered and know all that they hold are an f-majority: then each acknowledged block of the range is
-on one of them. This node counts as silent there.
+A range is *whole* if nothing else can be missing there. One of two facts shows this:
+
+- The index entry of the one block that rotted can still be read, and that block was found.
+- The nodes that answered, and that know all their copies, are an f-majority. Then each
+  acknowledged block of the range is on one of them. This node counts as silent there.
 
 Records that other nodes trimmed are left alone: this node takes them for damaged until it hears of
 the trim. No trimmed record is stored again.
@@ -124,10 +127,10 @@ def plan_repair(
     statuses: Mapping[NodeId, Authority],
     known: BlockHeader | None = None,
 ) -> RepairPlan:
-    """What to store again of `[first, last]`.
+    """The blocks to store again in `[first, last]`.
 
     Args:
-        said: by node, for those that answered; this node is not among them.
+        said: the answers, by node; this node is not among them.
         mine: good copies that this node holds in the range, elsewhere than the rotten copies.
         epochs: nodeset and replication of all epochs of the range.
         statuses: of nodes that are not fully authoritative.
@@ -194,8 +197,8 @@ def _due(me: NodeId, by_node: Mapping[NodeId, HeldCopy]) -> HeldCopy | None:
             named = copy
     if named is None:
         return None
-    # Trap: an envelope of a new node alone proves no move. If its donor ended before it told the
-    # others, they take this node for a holder, and give nothing when one of them is lost.
+    # Trap: the envelope of a new node alone proves no move. If the donor ended before it told the
+    # other holders, they count this node as a holder, and give no copy if one of them is lost.
     told = (by_node.get(NodeId(node)) for node in named.envelope.copyset)
     is_moved = any(copy is not None and _is_later(copy, named) for copy in told)
     return None if is_moved else named
@@ -209,8 +212,11 @@ def _is_later(copy: HeldCopy, other: HeldCopy | None) -> bool:
 
 
 class RepairTurns:
-    """Which rotten range is tried next. The ranges themselves are kept, and bounded, elsewhere: of
-    those that are gone there nothing stays here."""
+    """Decides which rotten range is tried next.
+
+    The caller keeps the ranges and bounds their number. `due` forgets the ranges that the caller
+    does not name any more.
+    """
 
     def __init__(self) -> None:
         self._tries: dict[Hashable, tuple[float, float]] = {}

@@ -1,21 +1,20 @@
 """Decides which blocks a node with a damaged WAL restores, and when it knows its copies again.
 
-The node does not know which records were lost: of any log, and envelopes, ends of epochs and trims
-as
-well as blocks. So it goes through all logs. Each is healed once
+The node does not know which records were lost. They may be of any log, and may be envelopes, ends
+of epochs and trims as well as blocks. So the node goes through all logs. A log is healed once
 
-- the *bound* is known: the highest LSN that was numbered at some time after the node's start. What
-  was numbered later was sent to the node later, and is not lost;
-- all up to the bound is settled and may be read here: released, and lower epochs known to be over.
-  Until then a block is in flight that this node may have confirmed before it lost it;
+- the *bound* is known: the highest LSN that had been given out at some time after the node's start.
+  Records with higher LSNs were sent to the node later, and are not lost;
+- all records up to the bound are settled and may be read here: they are released, and lower epochs
+  are known to be over. Until then a block may be in flight that this node confirmed and then lost;
 - all blocks up to the bound whose envelopes name this node are stored again, and no other node can
   have more of them (`protocol.repair_plan`).
 
 A node that was in no nodeset of a log has lost nothing of it. Once every log is healed, the node
 knows its copies again.
 
-The range is one of LSNs and not of times, as it is in LogDevice: a donor may have stored old
-blocks here, and sequencers' clocks differ.
+The range is a range of LSNs, and not of times as in LogDevice: a donor may have stored old blocks
+here, and sequencers' clocks differ.
 
 Source: docs/sources/logdevice.md 2.9 (mini-rebuilding); docs/protocol/repair.md.
 """

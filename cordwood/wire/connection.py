@@ -1,8 +1,8 @@
 """One connection: hello, frames in, corked frames out, calls with deadlines.
 
-Everything sent in one tick leaves in one `writelines`, because
-uvloop makes a system call of every write; nothing waits on a timer for that. A
-damaged frame closes this connection with a logged reason and nothing else.
+Everything sent in one tick leaves in one `writelines`, because uvloop makes a system call of every
+write; nothing waits on a timer for that. A damaged frame closes this connection with a logged
+reason and nothing else.
 
 Source: docs/design.md §4; docs/sources/hotpath.md §3.
 """
