@@ -60,7 +60,7 @@ class NatsClient(asyncio.Protocol):
 
     @property
     def port(self) -> int:
-        """Of the server that this is connected to."""
+        """The port of the server to which this client is connected."""
         port: int = self._transport.get_extra_info("peername")[1]
         return port
 

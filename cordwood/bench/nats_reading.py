@@ -1,8 +1,8 @@
 """Reading from NATS JetStream, by a raw client that is as light as Python allows.
 
 Catch-up is a pull consumer without acks. The client requests a number of messages at a time, and
-the next ones before those have come, so that the server always has messages to send and never more
-than a connection takes. The tail is a push consumer without acks. Each message becomes a bytes
+requests more before all of them have come. So the server always has messages to send, and never
+more than a connection takes. The tail is a push consumer without acks. Each message becomes a bytes
 object, and no message is kept.
 
 Source: NATS client protocol; JetStream API (consumer create, message next).

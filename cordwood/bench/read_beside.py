@@ -39,7 +39,7 @@ async def bench_read_beside_nats(
     program: str, *, directory: str, nodes: int, repeats: int, say: Say,
     tail: TailProfile = TAIL, records: int = PROFILE.records,
 ) -> list[Figure]:  # fmt: skip
-    """Both figures, on fresh clusters.
+    """Measure catching up and lag, on fresh clusters.
 
     Args:
         program: nats-server.

@@ -57,7 +57,7 @@ TAIL = TailProfile()
 async def bench_tail(
     profile: TailProfile, *, url: str | None, directory: str, nodes: int, repeats: int, say: Say
 ) -> list[Figure]:
-    """Both figures, on one cluster.
+    """Measure lag and fan-out, on one cluster.
 
     Raises:
         CordwoodError: the cluster did not start, or an append or a read failed.

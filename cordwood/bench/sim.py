@@ -1,4 +1,4 @@
-"""How much faster than time the simulator runs six nodes and three clients, with faults.
+"""How much faster than real time the simulator runs six nodes and three clients, with faults.
 
 The cost of a seed depends on its calls (an append costs about as much as a quarter of a second of
 idling). So the workload is fixed here: bursts, and enough of them that every seed counts. Times are

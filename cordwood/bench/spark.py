@@ -175,7 +175,7 @@ class Runs:
         return reader.option("minPartitions", str(CORES)).load()
 
     def trivial(self) -> DataFrame:
-        """As many rows of the trivial source."""
+        """A frame of the trivial source with as many rows."""
         options = {"rows": str(self.bench.records), "size": str(self.bench.size)}
         return self._spark.read.format(NAME).options(**options).load()
 

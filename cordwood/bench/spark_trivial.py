@@ -96,7 +96,7 @@ class TrivialReader(_Yields, DataSourceReader):
     """A batch of all rows."""
 
     def partitions(self) -> list[InputPartition]:
-        """As many as there are cores."""
+        """A partition for each core."""
         return self._parts(self._rows)
 
 
@@ -112,15 +112,15 @@ class TrivialStreamReader(_Yields, DataSourceStreamReader, SupportsTriggerAvaila
         return ReadMaxRows(self._limit) if self._limit else ReadAllAvailable()
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
-        """On by the limit."""
+        """The offset after the next micro-batch."""
         most = limit.max_rows if isinstance(limit, ReadMaxRows) else self._rows
         return {"at": min(self._rows, start["at"] + most)}
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
-        """Nothing is added meanwhile."""
+        """Does nothing: the source gets no more rows."""
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
-        """As many as there are cores."""
+        """A partition for each core."""
         return self._parts(end["at"] - start["at"])
 
 

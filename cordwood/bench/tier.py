@@ -1,19 +1,19 @@
 """How fast a log goes to main storage, and comes back from it, beside plain puts and gets.
 
-Upload: an uploader takes blocks as a node sends them, writes objects and reads them back, puts and
-commits them. Beside it, objects of the same size are put as plain bytes, into the same store in the
-same run. Catch-up: one reader takes all records into Arrow, beside plain gets of the same bytes.
+- *Upload.* An uploader takes blocks as a node sends them, writes objects and reads them back, puts
+  and commits them. Beside it, objects of the same size are put as plain bytes, into the same store
+  in the same run.
+- *Catch-up.* One reader takes all records into Arrow, beside plain gets of the same bytes.
+- *Puts.* The number of charged requests for a GiB of bodies, heads and pages included, beside one
+  put for each object.
+- *First record.* `tier_first` measures it.
+- *Merges.* Small objects are merged into large objects, as by nodes, `cordwood tier compact` and
+  Spark. Both sides count the bytes of stored objects, so that good compression does not look like
+  speed.
 
-The process keeps its memory, as nodes and `cordwood tier` do (`host.kept_memory`): an application
-that reads takes a quarter more processor time for pages that it gives back and takes again.
-
-Puts: the number of charged requests for a GiB of bodies, heads and pages included, beside one put
-for each object.
-First record: `tier_first` has it.
-Merges: small objects are merged into large ones, as by nodes, `cordwood tier compact` and Spark.
-
-    On both sides bytes are those of stored objects, so that good compression does not look like
-    speed.
+The process keeps its memory, as nodes and `cordwood tier` do (`host.kept_memory`). An application
+that reads without this takes a quarter more processor time, for pages that it gives back to the
+kernel and takes again.
 
 Source: docs/objects.md, "Uploading" and "Reading".
 """

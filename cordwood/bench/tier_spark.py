@@ -135,7 +135,7 @@ async def bench_tier_spark(
 
 
 def _place(directory: str) -> str:
-    """Of the objects; Spark's workers have another working directory."""
+    """The absolute path of the objects: Spark's workers have another working directory."""
     return os.path.join(os.path.abspath(directory), "spark")
 
 
@@ -172,7 +172,8 @@ def _measure(
         told = "spark.read.parquet of the same files and columns"
         figures = []
         for name, query in queries:
-            _same(query(spark, plain()), query(spark, ours()))  # what starts, starts here
+            # Workers start here, and not in the first repeat.
+            _same(query(spark, plain()), query(spark, ours()))
             samples = []
             for repeat in range(repeats):
                 reference = records / _seconds(partial(query, spark, plain()))
@@ -191,7 +192,7 @@ def _into_nothing(spark: SparkSession, frame: DataFrame) -> None:
 
 
 def _sum(spark: SparkSession, frame: DataFrame) -> int:
-    """Of the bytes of all values."""
+    """The bytes of all values."""
     found = frame.selectExpr("sum(length(value)) as bytes").first()
     return int(found["bytes"]) if found is not None else 0
 

@@ -29,7 +29,7 @@ from cordwood.local_cluster import LocalCluster
 from cordwood.nodes import NodeId
 
 CLOCK_STEP_S = 3600.0
-"""At most, either way."""
+"""The longest step of a clock, forward or back."""
 
 LOSS_PER_CENT = (5, 30)
 

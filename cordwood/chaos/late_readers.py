@@ -31,7 +31,7 @@ SAMPLE_S = 2.0
 """How long a reader's progress is watched: a window takes milliseconds."""
 
 ASK_S = 15.0
-"""For all calls together: a node has 2 s for each call."""
+"""The deadline of all calls together. A node has 2 s for each call."""
 
 CLIENTS = "the clients"
 
@@ -85,7 +85,7 @@ async def why_late(
 
 
 def processor_s(pid: int) -> tuple[float, float] | None:
-    """For how long a process ran, and for how long it waited to be let run, since it began, s.
+    """Seconds for which a process ran, and for which it waited for a core, since its start.
 
     None if this machine does not tell, or the process is gone. Counts only its first thread, which
     runs the event loop in Cordwood's processes.

@@ -195,7 +195,7 @@ def _read_stall_us(evidence: Evidence) -> int:
 def _asked_us(
     evidence: Evidence, reads: Sequence[Read], lsn: int, since_us: int, until_us: int
 ) -> int:
-    """For how much of this time a read was open that asked for the record."""
+    """The part of this time, in µs, in which a read was open that asked for the record."""
     total_us = 0
     for start_us, stop_us in sorted(
         (read.started.time_us, min(until_us, evidence.time_of(read.ended_at)))

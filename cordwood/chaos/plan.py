@@ -98,7 +98,7 @@ KINDS = {
              (Need.DISKS, Need.CLONES)),
     )
 }  # fmt: skip
-"""By name."""
+"""The kinds by name."""
 
 CALM_S = (0.3, 1.5)
 """Pause between two faults that do not overlap."""

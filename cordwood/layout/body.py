@@ -394,7 +394,7 @@ class Body:
         return records
 
     def _record(self, lsn: int, append_time_us: int, index: int) -> Record:
-        """Copy out one record: half the time of a range of one."""
+        """Copy out one record, in half the time of a range of one record."""
         return Record(
             Lsn(lsn),
             self.value(index),

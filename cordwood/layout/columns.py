@@ -160,7 +160,7 @@ class HeaderColumns:
 
 
 class ColumnReader:
-    """Walks over the columns of a body and checks each; `at` is where the next one starts."""
+    """Walks over the columns of a body and checks each; `at` is the start of the next column."""
 
     __slots__ = ("at", "view")
 

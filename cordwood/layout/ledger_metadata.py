@@ -114,7 +114,7 @@ def read_ledger(data: Buffer) -> LedgerMetadata:
 
 
 def ledger_key(ledger: int) -> str:
-    """Where a ledger's value lies, below the root of all ledgers."""
+    """The key of a ledger's value, below the root of all ledgers."""
     assert 0 <= ledger <= LEDGER_MAX, "a ledger is numbered in 63 bits"
     steps = _SHORT_STEPS if ledger < SHORT_IDS else _LONG_STEPS
     digits, parts = f"{ledger:0{sum(steps)}d}", []

@@ -30,7 +30,7 @@ from cordwood.ledger import ENTRY_MAX, LEDGER_MAX, NO_ENTRY
 LEDGERS_TABLE = "ledgers"
 
 STATES = (b"s", b"t")
-"""Where a scan of all states begins and ends."""
+"""The key range [start, stop) of all states."""
 
 ENTRIES_MAX = 4096
 """Entries of one record."""
@@ -218,7 +218,7 @@ def read_entry_row_key(key: bytes) -> tuple[int, int]:
 
 
 def entry_range(ledger: int) -> tuple[bytes, bytes]:
-    """Where the entries of a ledger begin and end in LogsDB."""
+    """The key range [start, stop) of a ledger's entries in LogsDB."""
     return _STATE_KEY.pack(b"e", ledger), _STATE_KEY.pack(b"e", ledger + 1)
 
 

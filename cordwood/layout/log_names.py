@@ -7,7 +7,7 @@ import re
 from cordwood.errors import BadSetting
 
 NAME_BYTES_MAX = 255
-"""As a file name may have, the leading slash counted."""
+"""The longest name, with its leading slash: the limit of a file name."""
 
 _PATH = r"[A-Za-z0-9_][A-Za-z0-9_.-]*(?:/[A-Za-z0-9_][A-Za-z0-9_.-]*)*"
 _NAME = re.compile(rf"/?({_PATH})")

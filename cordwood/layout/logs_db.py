@@ -108,17 +108,17 @@ def read_index_key(key: bytes) -> IndexKey:
 
 
 def index_start(log: int, lsn: int) -> bytes:
-    """At or before the index key of every block of `log` that ends at or after `lsn`."""
+    """A key at or before the index key of each block of `log` that ends at or after `lsn`."""
     return _TWO.pack(b"i", log, lsn)
 
 
 def index_stop(log: int) -> bytes:
-    """After every index key of `log`."""
+    """The least key after all index keys of `log`."""
     return _ONE.pack(b"i", log + 1)
 
 
 def log_ranges(log: int) -> tuple[tuple[bytes, bytes], tuple[bytes, bytes]]:
-    """From and below: a log's index entries in a partition, and its bodies."""
+    """The key ranges [start, stop) of a log in a partition: its index entries, then its bodies."""
     bodies = _ONE.pack(b"b", log), _ONE.pack(b"b", log + 1)
     return (index_start(log, 0), index_stop(log)), bodies
 
@@ -225,7 +225,7 @@ def partition_key(number: int) -> bytes:
 
 
 PARTITIONS = (b"p", b"q")
-"""From and below: the keys of all partitions' rows."""
+"""The key range [start, stop) of all partitions' rows."""
 
 
 def read_partition_key(key: bytes) -> int:
@@ -271,7 +271,7 @@ class DirectoryEntry(NamedTuple):
     payload: int = 0
 
     def joined(self, other: DirectoryEntry) -> DirectoryEntry:
-        """Of both together."""
+        """The entry for the blocks of both entries."""
         return DirectoryEntry(
             min(self.first, other.first),
             max(self.last, other.last),
@@ -289,7 +289,7 @@ def directory_key(log: int, partition: int) -> bytes:
 
 
 def directory_range(log: int) -> tuple[bytes, bytes]:
-    """From and below: the keys of a log's directory."""
+    """The key range [start, stop) of a log's directory."""
     return _ONE.pack(b"d", log), _ONE.pack(b"d", log + 1)
 
 
@@ -309,7 +309,7 @@ def member_key(partition: int, log: int) -> bytes:
 
 
 def member_range(partition: int) -> tuple[bytes, bytes]:
-    """From and below: the keys of a partition's logs."""
+    """The key range [start, stop) of a partition's logs."""
     return _ONE.pack(b"e", partition), _ONE.pack(b"e", partition + 1)
 
 
@@ -343,7 +343,7 @@ def read_entry(value: bytes) -> DirectoryEntry:
 
 
 Packed = bytes
-"""Of `layout.produced`."""
+"""Packed by `layout.produced`."""
 
 
 class LogState(NamedTuple):
@@ -393,7 +393,7 @@ def state_key(log: int) -> bytes:
 
 
 STATES = (b"l", b"m")
-"""From and below: the keys of all logs' states."""
+"""The key range [start, stop) of all logs' states."""
 
 
 def read_state_key(key: bytes) -> int:

@@ -158,7 +158,7 @@ def _producer_columns(header: BlockHeader, count: int) -> list[pa.Array]:
 
     if not header.producer:
         return [pa.nulls(count, pa.int64()) for _ in PRODUCER_COLUMNS]
-    # Numbers of 64 bits without a sign stand here with one: many engines have no others.
+    # Unsigned numbers of 64 bits are stored as signed numbers: many engines have no unsigned type.
     producer = np.full(count, header.producer, np.uint64)
     epoch = np.full(count, header.producer_epoch, np.uint64)
     sequence = np.arange(count, dtype=np.uint64) + np.uint64(header.producer_sequence)
@@ -180,7 +180,7 @@ def _signed(number: int) -> int:
 
 
 def _in_first_row(value: bytes | None, count: int) -> pa.Array:
-    """A column of `count` rows that has a value in the first one alone."""
+    """A column of `count` rows with a value in the first row alone."""
     import pyarrow as pa
 
     if value is None:
@@ -197,10 +197,10 @@ def _in_first_row(value: bytes | None, count: int) -> pa.Array:
 
 
 def rows_to_blocks(rows: pa.Table, *, verify: bool = True) -> Iterator[tuple[BlockHeader, Buffer]]:
-    """The blocks of rows that begin with one: headers as they were, and bodies uncompressed.
+    """The blocks of rows of which the first begins a block: their headers, and uncompressed bodies.
 
-    A body's uncompressed length and CRC are those of its header; `stored_bytes`, `stored_crc` and
-    `codec` describe the body as nodes kept it.
+    A body has the uncompressed length and CRC that its header names. `stored_bytes`, `stored_crc`
+    and `codec` describe the body as nodes kept it.
 
     Args:
         rows: BODY_COLUMNS at least.
@@ -337,11 +337,11 @@ class _Cut:
         return (self._offsets[start : stop + 1] - self._offsets[start]).astype("<i4")
 
     def data(self, start: int, stop: int) -> memoryview:
-        """Their bytes, back to back."""
+        """The bytes of these values, back to back."""
         return self._data[int(self._offsets[start]) : int(self._offsets[stop])]
 
     def items(self, start: int, stop: int) -> list[bytes | None]:
-        """They, one by one; a null is None."""
+        """These values as a list; a null is None."""
         offsets = self._offsets[start : stop + 1].tolist()
         valid = self._valid[start:stop].tolist()
         return [
@@ -354,12 +354,12 @@ class _Cut:
         return bool(self._valid[start:stop].any())
 
     def plain(self, start: int, stop: int) -> list[Buffer]:
-        """As a column without nulls."""
+        """The buffers of a column without nulls."""
         data = self.data(start, stop)
         return [_padded(self.offsets(start, stop)), data, bytes(-len(data) & 7)]
 
     def nullable(self, start: int, stop: int) -> list[Buffer]:
-        """As a column that may hold nulls."""
+        """The buffers of a column that may hold nulls."""
         bitmap = np.packbits(self._valid[start:stop], bitorder="little").tobytes()
         return [bitmap, bytes(-len(bitmap) & 7), *self.plain(start, stop)]
 

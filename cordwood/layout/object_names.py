@@ -84,12 +84,12 @@ def origin_name(log: int) -> str:
 
 
 def objects_prefix(log: int) -> str:
-    """Where a log's own objects lie."""
+    """The prefix of the names of a log's own objects."""
     return f"{log_prefix(log)}objects/"
 
 
 def pages_prefix(log: int) -> str:
-    """Where the pages of a log's manifest lie."""
+    """The prefix of the names of the pages of a log's manifest."""
     return f"{log_prefix(log)}pages/"
 
 
@@ -129,7 +129,7 @@ def parse_ledger_name(name: str) -> tuple[int, int]:
     """The ledger and the attempt of a ledger's object or manifest.
 
     Raises:
-        Malformed: it is no name of one.
+        Malformed: the name is not of this form.
     """
     match = _LEDGER.fullmatch(name)
     if match is not None:

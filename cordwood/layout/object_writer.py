@@ -129,12 +129,12 @@ class ObjectWriter:
         self._pending_bytes = 0
 
     def begin_log(self, log: int, name: str, first: int, fence: int = 0) -> None:
-        """What follows is of this log, from this LSN on.
+        """Begin a log: the next blocks are of this log, from this LSN on.
 
         Args:
-            fence: of the turn in which it is uploaded.
+            fence: the fence of the turn in which the object is uploaded.
         Raises:
-            BadSetting: its number is not above the last one's.
+            BadSetting: the log's number is not above the number of the log before.
         """
         self._end_log()
         if self._runs and log <= self._runs[-1].log:

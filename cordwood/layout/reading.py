@@ -83,7 +83,7 @@ SHARERS_MAX = 4096
 """The streams of one frame; more streams need another frame."""
 
 GAPS_MAX = 65_536
-"""Gaps in one frame: more than blocks are looked at for one."""
+"""Gaps in one frame: more than the number of blocks that a node looks at for one frame."""
 
 KNOWN_DOWN_MAX = 1024
 """Nodes in one list: several times the largest nodeset."""

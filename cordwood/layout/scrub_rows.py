@@ -22,12 +22,12 @@ from cordwood.errors import Malformed
 
 PROGRESS_KEY = b"s"
 DAMAGES = (b"x", b"y")
-"""From and below: the keys of all damage."""
+"""The key range [start, stop) of all damage."""
 MENDED = (b"y", b"z")
-"""The same for mended ranges."""
+"""The key range [start, stop) of all mended ranges."""
 
 WHY_BYTES_MAX = 200
-"""Of a reason: what RocksDB says of a bad block names its file and place in less."""
+"""The most bytes of a reason. RocksDB's error about a bad block names file and place in less."""
 
 _PROGRESS = struct.Struct("<QqQQQ")
 _DAMAGE = struct.Struct(">cQQQQ")

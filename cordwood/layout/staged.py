@@ -50,7 +50,7 @@ MOVES_MAX = (1 << 16) - 1
 
 STAGED_TABLE = "staged"
 HEADS = (b"h", b"i")
-"""Where a scan of all heads begins and ends."""
+"""The key range [start, stop) of all heads."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -300,10 +300,10 @@ def pack_wal_block(
 
 
 def unpack_wal_record(data: Buffer, at: int, salt: int) -> WalRecord | None:
-    """Read a record header at `data[at:]`; None where no intact one of this WAL stands.
+    """Read a record header at `data[at:]`; None if no intact header of this WAL is there.
 
-    Recovery asks this of places that hold anything, so "no" is an answer and not an
-    error. Whether the offset is the one expected there is the caller's to compare.
+    Recovery calls this for places with any content, so None is an answer and not an error. The
+    caller compares the header's offset with the expected offset.
     """
     if at < 0 or at + WAL_RECORD_HEADER_BYTES > len(data):
         return None

@@ -85,7 +85,7 @@ class RecordRun:
 
     @property
     def bytes(self) -> int:
-        """Of all bodies."""
+        """The bytes of all bodies."""
         return int((self.stops - self.starts).sum())
 
     def above(self, offset: int) -> RecordRun:
@@ -97,9 +97,9 @@ class RecordRun:
 
 
 def data_starts(data: memoryview, at: int, base: int) -> list[int]:
-    """Where data records seem to stand back to back in `data`, from `at` on; whole ones only.
+    """The places in `data`, from `at` on, at which whole data records seem to stand back to back.
 
-    Follows magics and lengths; nothing of it was checked yet.
+    It follows magics and lengths, and checks nothing else.
 
     Args:
         base: logical offset of `data[0]`: blocks start at multiples of WAL_UNIT_BYTES of that.

@@ -5,10 +5,10 @@ members of a consumer share its logs, and each log belongs to one member. Every 
 a new *generation*. Clocks decide only when an absent member loses its logs, never which save
 counts.
 
-A log moves between two live members in two steps, as in Kafka's cooperative rebalancing: it gets an
+A log moves between two live members in two steps, as in Kafka's cooperative rebalancing: it gets a
 *successor*, then its owner saves and lets go of it. Until then the owner reads on, its saves count,
 and the successor waits; so no record is read twice. An owner that does not let go in time loses the
-log. Its time is the rest of its lease when the successor was named.
+log. It has as much time as was left of its lease when the successor was named.
 
 A position goes back only on an explicit reset.
 
@@ -163,7 +163,7 @@ def beat(
     log in time lose that log.
 
     Args:
-        generation: the one in which `member` joined, or a later one that it was told of.
+        generation: the generation in which `member` joined, or a later one that it knows.
     Raises:
         Fenced: `member` is no longer a member, or a later life of it joined: join again.
     """
@@ -248,17 +248,17 @@ def save(
         expected: the positions before this save, 0 for none: a compare-and-set.
         reset: let positions go back, and ignore the owners of the logs. They begin anew from there.
         resets: by log, how many resets the saver knows of: see `Group.resets`.
-        mark: of a compare-and-set, by which its second try knows the first one, wherever the
-            position stands by then. Without, a position that is there already counts as set by an
-            earlier try.
+        mark: identifies a compare-and-set, so that its second try recognises the first try, even
+            if the position has moved since. Without a mark, a position that is there already counts
+            as set by an earlier try.
     Raises:
         Fenced: a log has had another owner since that generation, or the consumer has members
-            and the saver is none of them, or a position is not the expected one, or was reset
-            since the saver looked.
+            and the saver is none of them, or a position is not the expected position, or was
+            reset since the saver looked.
         Rejected: a position would go back.
     """
-    # Race: an earlier try may have saved and its answer was lost. The retry succeeds, though others
-    # may have moved on from there since; another caller that wants the same does not.
+    # Race: an earlier try may have saved, and its answer was lost. The retry succeeds, even if
+    # other saves have moved the position since. Another caller with the same positions is fenced.
     if mark and is_same_call(group, positions, mark):
         return group
     for log, was in (expected or {}).items():

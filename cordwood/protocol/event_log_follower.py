@@ -52,15 +52,15 @@ class EventFollower:
     Attributes:
         set: the set, as of the last record that made it.
         record: LSN of the log's last record that was seen; OLDEST - 1 before the first.
-        reached: all up to this LSN was seen.
-        is_whole: whether `set` is what all records up to `reached` amount to.
-        deltas: those since the last snapshot.
+        reached: all records up to this LSN were seen.
+        is_whole: whether `set` is the result of all records up to `reached`.
+        deltas: the number of deltas since the last snapshot.
     """
 
     def __init__(self, base: RebuildingSet) -> None:
         """
         Args:
-            base: a set that the log goes on from: of the time before the log, or a later one.
+            base: the set from before the log's first record, or a later set of the log.
         """
         self.set = base
         self.record = max(base.through, OLDEST - 1)

@@ -10,9 +10,9 @@ A follower that misses records, and has read up to the tail, asks the other node
 - If one of them is whole, its set is taken.
 - Otherwise the furthest set is to be *restated*: appended behind the tail, if nothing was appended
   there meanwhile. All followers begin anew with it.
-- Before that, every node is heard that may know more. A node that does not answer is waited for,
-  until an operator or the set has said that it is lost, or it is silent for as long as a node is
-  that is called lost.
+- Before that, the follower asks every node that may know more. It waits for a node that does not
+  answer, until an operator or the set reports that node as lost, or until the node was silent for
+  as long as a node must be to count as lost.
 
 A node that has not read up to the same tail is not heard yet: it may still apply, and tell, an
 event below the tail.

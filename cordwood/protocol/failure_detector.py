@@ -46,7 +46,7 @@ class Word(NamedTuple):
 
     Attributes:
         age: the sender's ticks since the last sign of life; 0 for the sender itself.
-        incarnation: the node's life that the report is about; a higher one makes others stale.
+        incarnation: the reported life of the node. Reports about its earlier lives are stale.
         leaving: whether the node said that it leaves.
     """
 

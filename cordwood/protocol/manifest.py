@@ -2,17 +2,19 @@
 
 The head holds the youngest entries itself. Once it has FANOUT of them, they become a page, which is
 written once and never again, and the head holds its reference; FANOUT references of pages become a
-page of the next level, and so on. So a commit writes the head and, one time in FANOUT, a page: the
-millionth costs what the first did, and finding an LSN reads one page a level.
+page of the next level, and so on. So a commit writes the head and, one time in FANOUT, a page. The
+millionth commit costs as much as the first, and a search for an LSN reads one page of each level.
 
 These rules make commits safe:
 
 - the head is replaced only if it is still the head that was read;
 - an entry begins where the last one ended, so nothing is committed twice or left out;
-- a turn begins with a higher fence in the head, and a commit needs the fence in force; what an
-  earlier turn uploaded is never committed, and `is_dead` may let go of it by that, without a clock.
+- a turn begins with a higher fence in the head, and a commit needs the fence in force. So an object
+  that an earlier turn uploaded is never committed any more, and `is_dead` tells this without a
+  clock.
 
-`seal` is given to what makes pages: it says what reference a page has (its bytes are the layout's).
+Functions that make pages take `seal`, which gives the reference of a page: only the layout knows
+the bytes of a page.
 
 Source: docs/objects.md, "The manifest"; docs/sources/s3stream.md (b), "Commit", and complaint 5
 (1.23 M objects; a commit larger than the metadata store's batch).

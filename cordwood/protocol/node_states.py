@@ -33,19 +33,21 @@ from collections.abc import Collection, Iterable
 from cordwood.nodes import NodeId
 
 SLOW_S = 2.0
-"""After a timed-out wave, the first time."""
+"""The first time on the list of slow nodes, after a wave that timed out."""
 
 SLOW_MAX_S = 60.0
 """The longest time on the list. A node that did well for this long begins with SLOW_S again."""
 
 FULL_S = 1.0
-"""After "overloaded", as LogDevice does."""
+"""How long a node that answered "overloaded" is left out; LogDevice's value."""
 
 NO_SPACE_S = 30.0
-"""After "no space": half of LogDevice's. Trims free space, and the node then reports it."""
+"""How long a node that answered "no space" is left out: half of LogDevice's value. Trims free
+space, and the node then reports it."""
 
 REBUILDING_S = 30.0
-"""After a member of its copyset said that it is being rebuilt, as LogDevice does."""
+"""How long a node is left out after a member of its copyset reported that it is being rebuilt;
+LogDevice's value."""
 
 PROBE_S = 1.0
 """A probe without an answer after this time has failed: twice the wait of a wave for a node

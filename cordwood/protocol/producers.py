@@ -83,9 +83,9 @@ def is_query(producer: int) -> bool:
 
 
 def sure_s(producer: int) -> float:
-    """For how long after it was first sent a first block is not late.
+    """The time after its first sending in which a producer's first block is not late.
 
-    A log remembers for twice as long, so a repeat that is not late is recognised.
+    A log remembers a producer for twice this time, so it recognises a repeat that is not late.
     """
     return budget_of(producer).idle_us / 2_000_000
 

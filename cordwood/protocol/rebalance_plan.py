@@ -6,8 +6,9 @@ none of old epochs. A node that came back empty under its number, or got a large
 share.
 
 A share says what part of a node's blocks goes to another node. Which blocks these are follows from
-their place in the log alone, so a donor that starts again chooses the same ones, and has only those
-left that still name it. No block is chosen for two shares, so no two donors move one block at once.
+their place in the log alone, so a donor that starts again chooses the same blocks, and only blocks
+that still name it are left to move. No block is chosen for two shares, so no two donors move one
+block at once.
 
 Source: docs/protocol/rebuilding.md ("A rebalance"); docs/sources/logdevice.md 2.5, 2.9.
 """

@@ -33,7 +33,7 @@ BLOCK_COST_BYTES = 1024
 """The least cost of a block in the pace: its envelopes are written on each of its nodes."""
 
 BURST_S = 0.1
-"""As in `write_pace`."""
+"""Seconds of the rate that may be used at once; see `write_pace`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""How fast a donor may go: it gives way to foreground work, and takes all where there is none.
+"""How fast a donor may go: it gives way to foreground work, and goes at full speed without it.
 
 The donor looks every `PERIOD_S` at what foreground stores of its node had to wait, in the WAL and
 for the loop. What they wait when the donor hardly works is the *base*. The rule compares with it:
@@ -6,14 +6,16 @@ for the loop. What they wait when the donor hardly works is the *base*. The rule
 - No foreground work: the donor goes as fast as it may.
 - Nothing suffers: a step faster.
 - The wait is above `TOLERATED` times the base: down to the floor at once. After a period in which
-  queues drain, the wait at the floor is a new base. The base is the least of the last few, because
-  other donors disturb a look, and no look is too good. A shorter wait at any pace is a base too.
+  queues drain, the wait at the floor is a new base. The rule uses the least of the last few bases,
+  because other donors can only lengthen a measured wait. A shorter wait at any pace is a base too.
 
-So the pace is a saw. Donors that share a disk or cores see the same waits, and give way together.
-The pace never falls below the floor: a rebuilding comes to its end under any foreground work.
+So the pace climbs slowly and falls at once, like a saw. Donors that share a disk or cores see the
+same waits, and give way together. The pace never falls below the floor: a rebuilding comes to its
+end under any foreground work.
 
-A fixed share of a disk was tried before. It says nothing of cores, and there donors took three
-quarters of what appends had. The rule knows neither: it looks at the victim.
+A fixed share of the disk was tried before. It does not limit the use of cores, and on busy cores
+donors took three quarters of the appends' part. This rule measures neither disk nor cores, but the
+foreground work that suffers.
 
 Source: LEDBAT (RFC 6817), which yields by the delay that it adds; docs/protocol/rebuilding.md.
 """

@@ -115,8 +115,8 @@ class SealTally:
 
     @property
     def quiet_us(self) -> int:
-        """For at least so long no acknowledged record was stored: some node that sealed took the
-        last one, or runs for a shorter time."""
+        """No acknowledged record was stored for at least this long, in µs. Some node that sealed
+        stored the last such record, or has run for a shorter time."""
         return min(self._quiet_us, default=0)
 
     @property

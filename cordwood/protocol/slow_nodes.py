@@ -80,7 +80,7 @@ class _Series:
 
 @dataclass(slots=True)
 class _Probation:
-    """A node's probation: the length of the next one, and the end of this one."""
+    """A node's probation: the length of its next probation, and the end of the present one."""
 
     length_s: float = PROBATION_MIN_S
     ends_s: float = 0.0

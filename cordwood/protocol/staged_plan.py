@@ -2,7 +2,7 @@
 
 A staged block has no LSN and no epoch. Its copyset is in the head of each copy, with the number of
 times that it was changed; the highest number is the newest. The donor is the first member of the
-copyset that has its data and holds the block; a node that is leaving may be it. No rule counts on
+copyset that has its data and holds the block, even if that node is leaving. No rule counts on
 the silence of a node about a staged block, so a copy that a move left behind does no harm: it
 expires.
 

@@ -46,14 +46,14 @@ DRAIN_S = 20.0
 """The time in which an upload may drain the bytes that wait, if nothing presses; AutoMQ's."""
 
 RATE_BYTES_S_MIN = 8 << 20
-"""Slower than this an object of 64 MiB takes longer than a try."""
+"""At a lower rate, an object of 64 MiB takes longer than one try may take."""
 
 EARLY_FREE_SHARE = 0.25
-"""With less of the disk free, uploads do not wait for size or age."""
+"""If less of the disk than this is free, uploads do not wait for size or age."""
 
 DROP_FREE_SHARE = 0.15
-"""With less, committed records are dropped before `local_retention_s` is over. Nodes turn read-only
-below 0.05 (`disk_space`)."""
+"""If less of the disk than this is free, committed records are dropped before `local_retention_s`
+is over. Nodes become read-only below 0.05 (`disk_space`)."""
 
 
 class Pressure(enum.IntEnum):

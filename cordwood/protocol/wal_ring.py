@@ -413,9 +413,9 @@ class WalScan:
 
 
 LOST_RANGES_MAX = 64
-"""The most lost ranges that are kept apart. More join to one, so that many bad starts cannot
-overfill their row. The code needs only to know that there is a lost range; its place is for a
-person to read."""
+"""The most lost ranges that are kept apart. If there are more, they become one range, so that their
+row stays small after many bad starts. The code needs only to know that there is a lost range; a
+person reads its place."""
 
 
 def united(ranges: Sequence[Range]) -> tuple[Range, ...]:

@@ -115,7 +115,7 @@ class ClusterOptions:
     bucket: BucketFaults = field(default_factory=BucketFaults)
 
     def location(self, number: NodeId) -> str:
-        """Where a node stands."""
+        """The location of a node."""
         rack = (number - 1) % self.racks
         name = f"rack{rack + 1}"
         return f"region{rack % self.regions + 1}.dc1.cluster1.row1.{name}" if self.regions else name

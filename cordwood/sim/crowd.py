@@ -30,8 +30,8 @@ RESTART_S = 8.0
 
 DAWDLES_SHARE = 0.03
 DAWDLE_S = 3.0
-"""Where rare behaviour is made common: share of the taken items after which a reader is busy, and
-the longest time that it is busy."""
+"""If `buggify` makes this common: the share of the taken items after which a reader is busy, and
+the longest time for which it is busy."""
 
 
 async def crowd(name: str, clients: Clients, host: Host) -> None:

@@ -1,7 +1,8 @@
 """Records of the event log that are lost for ever, with the nodes that hold them.
 
-The metadata store is away, so the base does not get what is said. Then the nodes are lost that hold
-the newest record, and all others restart: they begin with the base, and find that records are lost.
+The metadata store is away, so the base does not get the newest events. Then the nodes that hold the
+newest record are lost, and all other nodes restart. They begin with the base, and find that records
+are lost.
 
 Source: docs/protocol/event-log.md (A loss beyond the copies).
 """

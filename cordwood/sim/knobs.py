@@ -72,7 +72,7 @@ class Knob(Generic[T]):
 
     @property
     def name(self) -> str:
-        """As it is shown and kept: `sequencer.appender.STICKY_BYTES`."""
+        """The name in reports and in options: `sequencer.appender.STICKY_BYTES`."""
         module, constant = self.place
         return f"{module.__name__.removeprefix('cordwood.')}.{constant}"
 

@@ -4,8 +4,8 @@ The next callback is drawn from a seeded stream, and time jumps to the next time
 is ready. So one seed is one run, and an hour of quiet costs nothing.
 
 - *Order.* asyncio promises that callbacks made ready in one process run in that order, and code
-relies on it. asyncio promises nothing between processes. So the loop draws the next process,
-callback by callback, and the queue of each process is FIFO.
+  relies on it. asyncio promises nothing between processes. So the loop draws the next process,
+  callback by callback, and the queue of each process is FIFO.
 - *Time.* A callback takes no time. Timers due at one instant join their
   processes' queues in the order they were set.
 - *Numbers.* Tasks and futures hash by number and not by address (`sim.task`).

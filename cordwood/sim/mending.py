@@ -2,8 +2,8 @@
 copies of other nodes.
 
 A node need not mend what another node trimmed: it regards this as damaged until it hears of the
-trim. Nor is a deleted log mended if its last epoch was not recovered: nobody recovers it any more,
-and its records go after `deleted_keep_s`.
+trim. Nor is a deleted log mended if its last epoch was not recovered: no sequencer recovers it any
+more, and its records go after `deleted_keep_s`.
 
 Source: docs/protocol/repair.md.
 """

@@ -150,11 +150,12 @@ DISKS_S = (8.0, 14.0)
 """How long faults strike in a run that loses disks; lost data is healed after that."""
 
 REPLICATED_SHARE = 0.8
-"""Of these seeds, and of those that lose nodes at their end, the share with the statuses of lost
-nodes in the event log."""
+"""The share with an event log, of the seeds that lose disks and of the seeds that lose nodes at
+their end. The event log has the statuses of lost nodes."""
 
 LOSES_METADATA_SHARE = 0.5
-"""Of those, the share in which the metadata store goes away as a disk is lost."""
+"""The share of the seeds with an event log in which the metadata store goes away when a disk is
+lost."""
 
 CALM_S = 1.5
 """No faults before this time: a log works after some tenths of a second."""

@@ -106,7 +106,7 @@ EVIDENCE: Mapping[str, Evidence] = {
     "words of operators": Evidence((StorageTold,), ("O1",)),
     "dumps of the nodes": Evidence((NodeDumped,), ("S15",), ("S1", "S3", "S7", "S13")),
 }
-"""By name."""
+"""The kinds of evidence by name."""
 
 _LSNS = frozenset({"lsn", "first", "last", "start", "until", "tail", "trim", "tier"})
 

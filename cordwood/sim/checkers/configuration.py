@@ -18,7 +18,7 @@ from cordwood.sim.history import NodeStarted, NodeStarting
 from cordwood.sim.node_events import EpochsNodes, NodesetsKnown
 
 Entries = dict[int, tuple[EpochsNodes, NodesetsKnown]]
-"""By its first epoch, an entry of the history and the first node that had it."""
+"""Entries of the history by their first epoch, each with the first node that had it."""
 
 
 def check_configuration(evidence: Evidence) -> list[Violation]:

@@ -125,8 +125,8 @@ def _passed_over(
 def _stretches(
     log: str, states: list[GroupChanged], begun: list[int]
 ) -> Iterator[tuple[int, int, int, GroupChanged]]:
-    """For each time from reset to reset: the first position, the last position, its place in the
-    history, and the last state."""
+    """Each stretch between two resets: its first position, its last position, its place in the
+    history, and its last state."""
     start, since, resets = 0, 0, 0
     for index, state in enumerate(states):
         if state.resets.get(log, 0) > resets:

@@ -92,7 +92,7 @@ class Subject(Protocol[Promises]):
 
     @property
     def name(self) -> str:
-        """For reports."""
+        """The name in reports."""
 
     def nothing_promised(self) -> Promises:
         """The promises of an empty disk."""

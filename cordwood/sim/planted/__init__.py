@@ -1,9 +1,9 @@
 """Planted bugs: each changes one rule of the code under test, and must be caught.
 
 A checker that has never caught anything proves nothing. Every bug here is a bug of a real log
-store, or a small mistake that could happen in our own code. To add one,
-write the wrong function, and give it a row in its module's `BUGS` that refers to the right one; `cordwood
-sim bugs` then checks that a seed catches it.
+store, or a small mistake that could happen in our own code. To add a bug, write the wrong function,
+and give it a row in its module's `BUGS` that refers to the right function. `cordwood sim bugs` then
+checks that a seed catches the bug.
 
 Source: docs/sources/reliability.md §1 (etcd re-finds its old bugs), §6 (mutant list).
 """

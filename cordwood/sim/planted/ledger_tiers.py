@@ -65,12 +65,12 @@ def _in_main_storage(options: RunOptions, grace_s: float = 0.5) -> RunOptions:
 
 
 def _kept(options: RunOptions) -> RunOptions:
-    """Also, abandoned attempts stay for longer than a run."""
+    """As `_in_main_storage`, and abandoned attempts stay for longer than a run."""
     return _in_main_storage(options, 300.0)
 
 
 def _at_once(options: RunOptions) -> RunOptions:
-    """Also, objects that do not count are deleted at once."""
+    """As `_in_main_storage`, and objects that do not count are deleted at once."""
     made = _in_main_storage(options, 0.0)
     tier = replace(made.cluster.tier, tend_s=0.1)
     return replace(made, cluster=replace(made.cluster, tier=tier))

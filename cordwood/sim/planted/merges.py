@@ -44,14 +44,14 @@ def _merging(options: RunOptions) -> RunOptions:
 
 
 def _without_grace(options: RunOptions) -> RunOptions:
-    """Also, objects are deleted as soon as nothing names them, during reads and merges."""
+    """As `_merging`, and objects are deleted as soon as nothing names them, during reads and merges."""
     made = _merging(options)
     tier = replace(made.cluster.tier, tend_s=0.3, grace_s=0.0, merge_turn_s=30.0)
     return replace(made, cluster=replace(made.cluster, tier=tier))
 
 
 def _with_short_turns(options: RunOptions) -> RunOptions:
-    """Also, turns end before merges do."""
+    """As `_without_grace`, and turns end before merges do."""
     made = _without_grace(options)
     tier = replace(made.cluster.tier, merge_turn_s=0.2)
     return replace(made, cluster=replace(made.cluster, tier=tier))
