@@ -78,7 +78,7 @@ async def disk_reference(
     Raises:
         OSError: no space, no permission.
     """
-    # One slot more than lanes: two writes in flight never meet on one block.
+    # One slot more than lanes, so that two writes in flight never meet on one block.
     ring = max(RING_BYTES_MIN, (lanes + 1) * _aligned(write_bytes))
     paths = [os.path.join(directory, f"reference-{number}") for number in range(copies)]
     disk = RealDisk()

@@ -43,7 +43,7 @@ class Sink(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         if not self.seconds.done():
             self.seconds.set_exception(Unreachable(f"the sender ended early: {exc}"))
-            self.seconds.exception()  # nobody may be left to hear it
+            self.seconds.exception()  # read here: the waiting call may be gone
 
 
 async def loopback_bytes_per_second(total: int) -> float:

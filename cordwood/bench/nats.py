@@ -67,7 +67,7 @@ class NatsClient(asyncio.Protocol):
     # ---- what a transport calls ----
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)  # uvloop's is none by inheritance
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's has another base class
         self._transport.write(b'CONNECT {"verbose":false,"pedantic":false}\r\n')
         self._transport.write(b"SUB %s 1\r\n" % self._inbox)
 

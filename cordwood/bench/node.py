@@ -91,7 +91,7 @@ class _Sender:
         self._connection: Connection
         self._sent = 0
         self._settled = 0
-        # Waves for which the node has free space, beyond those that it has settled.
+        # The number of waves, beyond the settled waves, for which the node has free space.
         self._room = profile.in_flight
         self._sent_at: list[float] = []
         self._stop = 0

@@ -147,7 +147,7 @@ def _figures(runs: Runs, store: BlockingStore, say: Say) -> list[Figure]:
                  "a micro-batch of a stream over one log")]  # fmt: skip
     figures = []
     for name, unit, measure, refer, told in plan:
-        refer(), measure()  # what starts, starts here
+        refer(), measure()  # workers start here, and not in the first repeat
         samples = []
         for repeat in range(bench.repeats):
             reference = refer()

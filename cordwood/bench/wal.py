@@ -343,7 +343,7 @@ def _chosen_place(path: str) -> tuple[str, bool]:
     """The file to write, and whether it is new."""
     if os.path.isdir(path):
         path = os.path.join(path, FILE_NAME)
-        _remove(path)  # of a benchmark that was killed
+        _remove(path)  # a killed benchmark may have left it
     return path, not os.path.exists(path)
 
 

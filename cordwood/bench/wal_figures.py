@@ -101,7 +101,7 @@ async def bench_wal(path: str, case: WalCase, *, repeats: int, say: Say) -> list
         beside = None if program is None else await run_fio(program, job)
 
         def tell(second: int, run: WalRun, number: int = repeat + 1) -> None:
-            if second < case.profile.seconds:  # the line of the run itself covers the last second
+            if second < case.profile.seconds:  # after the last second, the run's own line follows
                 say(f"{case.name}, run {number}, second {second}: {run_words(run)}")
 
         pairs.append((await run_wal(path, case.profile, tell), beside))

@@ -178,7 +178,7 @@ class ChaosClients:
             clients.stop()
         for name, task in self._idle.items():
             task.cancel()
-            # Nobody waits for its open calls: they say nothing about the cluster.
+            # The client gives up its open calls, so they say nothing about the cluster.
             self._main.calls.died(name, GivenUp)
         ending = Ending()
         try:

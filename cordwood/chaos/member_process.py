@@ -56,7 +56,7 @@ async def take_part(
         clients.stop()
 
     loop.add_signal_handler(signal.SIGTERM, stop)
-    loop.add_reader(sys.stdin.fileno(), stop)  # nobody writes: it is readable at its end
+    loop.add_reader(sys.stdin.fileno(), stop)  # it gets no bytes, so it is readable at its end
     async with real_host(seed) as host:
         await consume(name, clients, host)
 

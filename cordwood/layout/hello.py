@@ -135,7 +135,8 @@ def check_hello(ours: Hello, theirs: Hello) -> None:
             f"this one {ours.low} to {ours.high}: upgrade the older one"
         )
     if theirs.node and theirs.cluster == ANY_CLUSTER:
-        # Only a client may be there to ask for it: what nodes do to each other's logs is for good.
+        # Only a client may leave the cluster out, because it may connect to learn it. A node of
+        # another cluster could change this node's logs for good.
         raise NotOurCluster(f"node {theirs.node} does not tell its cluster")
     known = ANY_CLUSTER not in (ours.cluster, theirs.cluster)
     if known and ours.cluster != theirs.cluster:

@@ -37,7 +37,7 @@ Headers = NDArray[np.void]
 _OFFSET_MAX = (1 << 63) - 1
 _MAGIC = int.from_bytes(b"CWR1", "little")
 _FLAG_LAST = 1
-# Magic, kind, flags, length; the record's kind is told apart without making one.
+# Magic, kind, flags, length: enough to see a record's kind without an object for it.
 _STEP = struct.Struct("<IBBxxI")
 _HEADER = np.dtype(
     {

@@ -224,7 +224,7 @@ def read_append(payload: memoryview) -> list[AppendEntry]:
             continue
         if not 1 <= entry.count <= BLOCK_RECORDS_MAX:
             raise Malformed("an APPEND entry has a field out of its range")
-        # What a header may not say must not be numbered: every storage node would refuse
+        # Trap: a block with an illegal header must not get LSNs. Every storage node would refuse
         # the sequencer's frame, and the sequencer would send it for ever.
         if entry.key_bits and not entry.key_bits & KEYS_KNOWN:
             raise Malformed("an APPEND entry has key bits that do not say that they are known")

@@ -365,7 +365,8 @@ def _assign(group: Group, now_us: int, seen: Collection[str] = ()) -> Group:
     target: dict[str, str] = {}
     for log in logs:
         own = group.owners.get(log)
-        # A successor was told of the log already: it would lose it before it read a record.
+        # A successor knows already that it gets the log. Another choice would take the log from it
+        # before it read a record.
         for name in () if own is None else (own.successor, own.member):
             if name in takers[log]:
                 target[log] = name

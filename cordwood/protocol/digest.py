@@ -114,7 +114,7 @@ class Digest(Generic[Body]):
                 # A non-authoritative recovery keeps the blocks above a missing range: nothing
                 # shows that they were not acknowledged.
                 kept.append(block)
-            # Also after a hole in place of a block: its LSNs are dealt with.
+            # Even if a hole replaces the block: the hole covers its LSNs.
             expected = block.header.last + 1
         end = kept[-1].header.last if kept else self._lng
         assert end & ESN_MAX < ESN_MAX, "sequencers leave the last esn to the bridge"

@@ -98,7 +98,7 @@ class EventFollower:
             self.set, self.is_whole = found, True
             return Taken.BEGUN
         if found != self.set:
-            self.is_whole = False  # nothing is said by it any more
+            self.is_whole = False  # the set proves nothing any more
             raise Corrupt(
                 f"the snapshot of the event log at {format_lsn(lsn)} is another set than this "
                 "node has made of the same events"
@@ -107,7 +107,7 @@ class EventFollower:
 
     def _on_restated(self, lsn: int, found: Restated) -> Taken:
         if lsn <= self.set.through:
-            return Taken.SEEN  # the set was taken from a node that has it
+            return Taken.SEEN  # the set came from a node that has applied this record
         if found.set.through >= lsn or found.number <= self.set.restated:
             self.is_whole = False
             raise Corrupt(f"the set restated at {format_lsn(lsn)} has no place in the event log")

@@ -107,7 +107,8 @@ def plan_shares(
             moved[pair] = moved.get(pair, 0.0) + size
     shares = []
     for (source, target), size in sorted(moved.items()):
-        # Of the blocks that may go there at all; the others are chosen too, and stay.
+        # The share is taken from the blocks that may go to the target. A donor chooses among all of
+        # its blocks, and blocks that may not go there stay.
         able_bytes = sum(
             bytes_of.get(source, 0)
             for (nodes, _), bytes_of in by_nodeset.items()

@@ -363,7 +363,8 @@ class SimCluster:
                 passes = node.scrub.whole_passes
                 self._recorder.node_scrubbed(number, log, passes, left, damaged, mended)
         if self.options.tier.store:
-            # After the nodes: they let go of blocks that the manifests name by then.
+            # After the dumps of the nodes: a node may let go of a block meanwhile, if a manifest
+            # names it.
             await dump_tier(self.bucket, self._recorder, self._own_host(), only)
 
     def heal_bucket(self) -> None:

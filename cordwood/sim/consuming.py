@@ -92,7 +92,7 @@ class _Member:
         self._next: dict[str, int] = {}
         # By log, the time of the first item dealt with and not yet recorded as saved.
         self._new: dict[str, int] = {}
-        # The log of the item that it works on, and the time when it began.
+        # The items at work: their log, the items, and the time when the work began.
         self._at_work: tuple[str, tuple[Record | Gap, ...], int] | None = None
 
     async def take_part(self, consumer: Consumer, chance: random.Random) -> None:

@@ -87,7 +87,7 @@ def damage_tables(
     try:
         names = disk.tree.names(directory)
     except OSError:
-        return 0  # the node never ran long enough to have one
+        return 0  # the node never made this directory
     for name in names:
         path = f"{directory}/{name}"
         data = disk.tree.content(path)
@@ -113,7 +113,7 @@ def lose_partition(disk: SimDisk, chance: random.Random) -> int:
     try:
         files = files_of_tables(disk.tree.names(TABLES_PATH))
     except OSError:
-        return 0  # it never came as far as having one
+        return 0  # the node never made LogsDB
     partitions = sorted(table for table in files if table.startswith("p"))
     if not partitions:
         return 0

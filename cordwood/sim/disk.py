@@ -224,7 +224,7 @@ class SimDisk:
 
     def _finish(self, operation: _Operation) -> None:
         if self._in_flight.get(operation.number) is not operation:
-            return  # its process died, or it has ended
+            return  # the process died, or the operation has ended
         now = self._loop.time()
         if now < self._stalled_until:
             self._end_after(self._stalled_until - now + self.draw_seconds(0), operation)
@@ -387,7 +387,7 @@ class SimDirectFile:
         file, disk = self._file, self._disk
 
         def act() -> None:
-            # The real one copies in a thread, any time before it is done.
+            # A real disk copies the parts in a thread, at any time before the write is done.
             assert zlib.crc32(b"".join(parts)) == checksum, f"{self._path}: parts changed in flight"
             file.write(offset, data)
 

@@ -130,7 +130,7 @@ class MemoryTables:
         self._path = directory
         self._host = host
         self._tables: dict[str, _Table] = {}
-        # The number of its next file, for tables that were dropped.
+        # For each dropped table, the number of its next file.
         self._dropped: dict[str, int] = {}
         self._is_open = False
 

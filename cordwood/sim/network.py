@@ -59,7 +59,7 @@ class SimNetwork:
         self._ports = itertools.count(FIRST_FREE_PORT)
         self._numbers = itertools.count()
         self._transports: dict[int, SimTransport] = {}
-        self._stalled: dict[Pipe, None] = {}  # in the order they stalled
+        self._stalled: dict[Pipe, None] = {}  # in the order of their stalls
 
     def host(self, name: str, process: Process) -> HostNetwork:
         """The network as `process`, on the machine `name`, sees it."""

@@ -59,7 +59,7 @@ def current_node() -> int:
     """The node whose process asks, from its machine's name; 0 for other processes."""
     process = CURRENT_PROCESS.get(None)
     if process is None:
-        return 0  # a test that calls a node's code from its own scenario
+        return 0  # a test calls a node's code from its own scenario
     head, _, rest = process.name.partition("-")
     number = rest.split("#")[0]
     return int(number) if head == "node" and number.isdigit() else 0

@@ -38,8 +38,8 @@ class StoredTree:
 
     def __init__(self, capacity_bytes: int | None = None) -> None:
         self._capacity_bytes = capacity_bytes
-        self._entries: dict[str, StoredFile | None] = {"/": None}  # None: a directory
-        self._durable: dict[str, StoredFile | None] = {}  # of volatile entries; None: absent
+        self._entries: dict[str, StoredFile | None] = {"/": None}  # None for a directory
+        self._durable: dict[str, StoredFile | None] = {}  # volatile entries; None: absent
 
     def copy(self) -> StoredTree:
         """A copy of the present tree."""

@@ -347,7 +347,7 @@ def _losing_disks(options: RunOptions, chance: random.Random) -> RunOptions:
         options.workload, read_only=(), given_up=(), scribes=0, lull_s=0.0, rebalanced=rebalanced
     )
     turns = options.turns
-    # Behind everything else, so that no other seed depends on it.
+    # Drawn last, so that all other draws of a seed stay as they were.
     replicated = chance.random() < REPLICATED_SHARE
     cluster = replace(cluster, replicated_events=replicated)
     if replicated:

@@ -188,7 +188,7 @@ class Pipe:
         network, flight = self._network, self._flight
         now, target = network.loop.now, self.target
         if not flight or flight[0][0] > now:
-            return  # it came with the segment before, or the connection was reset
+            return  # the bytes came with an earlier segment, or the connection was reset
         if not network.links.is_open(self.source.host, target.host):
             self._stalled += 1
             network.wait_for_mending(self)
@@ -235,7 +235,7 @@ class SimTransport(asyncio.Transport):
         self._unread: deque[bytes] = deque()
         self._reading = True
         self._read_due = False
-        self._ended = False  # the peer's end of stream was told
+        self._ended = False  # the handler knows that the peer's stream ended
         self._writing_paused = False
         self._space_due = False
         self._closing = False

@@ -65,7 +65,7 @@ def _changed(before: list[GroupChanged], now: GroupChanged) -> Iterator[Violatio
 
 def _saved(states: list[GroupChanged], saved: PositionsSaved) -> Iterator[Violation]:
     """Find a save that the store never held while the saver owned the log."""
-    # In force from the last change before the call on.
+    # The states since the call count, and the state that the call found.
     first = max((at for at, s in enumerate(states) if s.time_us <= saved.invoked_us), default=0)
     for log, lsn in saved.positions.items():
         if not any(

@@ -63,7 +63,7 @@ def _disk_range(
         yield Violation("S1", text, log, piece.first, (clash[0].dump, clash[1].dump))
     elif piece.holds_data:
         yield from _data(evidence, log, piece, known)
-    elif not piece.winners[0].is_bridge:  # an ack at or above a bridge is S13's
+    elif not piece.winners[0].is_bridge:  # S13 judges acks at or above a bridge
         for ack in evidence.acks_within(log, piece.first, piece.last):
             text = f"acknowledged for {ack.payload.id}, but {_says(piece.winners[0])}"
             witness = known[ack.lsn][1]
@@ -127,7 +127,7 @@ def check_no_phantom(evidence: Evidence) -> list[Violation]:
                 found.append(Violation("S3", text, read.log, record.lsn, (record,)))
     for log, disk in sorted(evidence.disks.items()):
         if log == EVENT_LOG:
-            continue  # nodes write it, and compare what they made of it (`sim.disk_losses`)
+            continue  # nodes write it, and `sim.disk_losses` compares their sets
         for dump in disk.dumps:
             for slots in dump.slots:
                 for index, payload in enumerate(slots.payloads if slots.intact else ()):

@@ -57,7 +57,7 @@ def check_storing_nodes(evidence: Evidence) -> list[Violation]:
     starts = [event for _, event in evidence.of(NodeStarted)]
     has_light = any(isinstance(event, NodeStarted) and not event.weight for event in starts)
     if not (has_light or evidence.of(StorageAsked, StorageTold, StorageKnown, BlockKept)):
-        return []  # most runs: stores are most of their events
+        return []  # most runs end here, and need not look at all their stores
     nodes: dict[int, _Node] = {}
     healed_us = None if evidence.healed_at is None else evidence.time_of(evidence.healed_at)
     found: list[Violation] = []

@@ -17,7 +17,7 @@ _ABOVE = {"rack": 0, "row": 1, "cluster": 2, "dc": 3, "region": 4}
 def lacking(run: RunStarted, nodes: Collection[int], racks: Set[str]) -> str:
     """What copies on `nodes`, in `racks`, lack of the wanted replication; "" for nothing."""
     if len(nodes) >= run.copies and len(racks) >= run.racks and not run.wider:
-        return ""  # asked for each of a hundred thousand blocks
+        return ""  # the quick way, taken for a hundred thousand blocks
     spans = {scope: len({_domain(rack, scope) for rack in racks}) for scope in _asked(run)}
     if len(nodes) >= run.copies and all(spans[s] >= count for s, count in _asked(run).items()):
         return ""

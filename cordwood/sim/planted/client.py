@@ -209,7 +209,7 @@ def _no_sum(data: Any, value: int = 0, gil_release_mode: int = 0) -> int:
 def _lane_of_each(right: Any, self: Appends, log: int, producer: Producer | None = None) -> Any:
     if producer is None:
         return right(self, log)
-    # A lane stands below a place of its own, for each producer.
+    # The bug: each producer has a place, and so a lane, of its own.
     own = notes_of(self).setdefault("places", {}).setdefault((log, producer), ProducerPlace())
     if (log, own) not in self._logs:
         right(self, log, producer)

@@ -69,7 +69,7 @@ def _given_unstored(
 
 
 def _rebalance_forgotten(right: Any, self: Donor, rebuilding: RebuildingSet) -> Any:
-    # What was asked for before this donor's start.
+    # The request that this donor found at its start.
     known = rebuilding.rebalancing
     first = notes_of(self).setdefault("rebalance", known.version if known is not None else 0)
     if known is not None and known.version == first:
@@ -116,7 +116,7 @@ def _stale_is_anew(right: Any, entry: LostNode | None, **how: Any) -> Any:
 
 
 def _old_work_forgotten(right: Any, self: Donor, rebuilding: RebuildingSet) -> Any:
-    # What was asked for before this donor's start.
+    # The request that this donor found at its start.
     first = notes_of(self).setdefault("first", rebuilding.version)
     return () if rebuilding.version == first else right(self, rebuilding)
 
