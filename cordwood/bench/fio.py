@@ -44,7 +44,7 @@ class FioJob:
     reads: bool = False
 
     def arguments(self) -> list[str]:
-        """Its command line: past the page cache, each write durable when it is done."""
+        """fio's command line: past the page cache, each write durable when it is done."""
         size = self.length - self.length % self.block_bytes
         return [
             "--name=reference", f"--filename={self.path}", "--allow_file_create=0",

@@ -46,7 +46,7 @@ class TrivialSource(DataSource):
         return NAME
 
     def schema(self) -> StructType:
-        """Our source's."""
+        """The columns of Cordwood's source."""
         return spark_schema(COLUMNS)
 
     def reader(self, schema: StructType) -> DataSourceReader:
@@ -135,5 +135,5 @@ class TrivialWriter(DataSourceArrowWriter):
     """Counts and forgets."""
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Counted:
-        """Count."""
+        """Count the rows of a task."""
         return Counted(sum(batch.num_rows for batch in iterator))

@@ -59,7 +59,7 @@ class ObjectsSource(DataSource):
         return NAME
 
     def schema(self) -> StructType:
-        """Our source's."""
+        """The columns of Cordwood's source."""
         return spark_schema(COLUMNS)
 
     def reader(self, schema: StructType) -> DataSourceReader:

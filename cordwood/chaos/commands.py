@@ -8,7 +8,7 @@ import subprocess
 from cordwood.errors import Unreachable
 
 COMMAND_TIMEOUT_S = 30.0
-"""They take milliseconds; making a file system on a busy disk takes seconds."""
+"""Most commands take milliseconds. Making a file system on a busy disk takes seconds."""
 
 
 def run(*words: str, text: str | None = None) -> str:

@@ -18,16 +18,16 @@ _Bytes = Annotated[bytes, Meta(max_length=1_000_000)]
 
 
 class RebuildOrder(enum.Enum):
-    """What an operator says of a node."""
+    """An operator's order about a node."""
 
     START = "start"
-    """It is lost: make its data anew."""
+    """The node is lost: rebuild its data."""
     GONE = "gone"
-    """Its data never comes back."""
+    """The node's data never comes back."""
     DRAIN = "drain"
     UNDRAIN = "undrain"
     ABORT = "abort"
-    """It is not to be rebuilt: it will be back with its data."""
+    """Do not rebuild the node: it will be back with its data."""
 
 
 class SayRebuild(Struct, frozen=True, tag="say_rebuild"):

@@ -60,7 +60,7 @@ class AskVersion(Struct, frozen=True, tag="ask_version"):
 
 
 class VersionReply(Struct, frozen=True, tag="version"):
-    """It grows with each change of the entry; 0 for none."""
+    """The version of an entry, which grows with each change; 0 if there is no entry."""
 
     version: AnyLsn
 

@@ -166,7 +166,7 @@ def _producer_columns(header: BlockHeader, count: int) -> list[pa.Array]:
 
 
 def _producer_lists(header: BlockHeader) -> list[list[int | None]]:
-    """As `_producer_columns`."""
+    """As `_producer_columns`, as plain lists."""
     count = header.count
     if not header.producer:
         return [[None] * count for _ in PRODUCER_COLUMNS]

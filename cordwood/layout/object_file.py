@@ -108,7 +108,7 @@ class ObjectRun(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     gaps: tuple[tuple[int, int, str], ...]
 
     def gap_list(self) -> list[Gap]:
-        """Its gaps, as readers are given them."""
+        """The gaps of the run, as readers get them."""
         return [Gap(Lsn(first), Lsn(last), GAP_KINDS[kind]) for first, last, kind in self.gaps]
 
 

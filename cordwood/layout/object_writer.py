@@ -87,7 +87,7 @@ class FinishedObject:
     footer: Footer
 
     def name(self, day: str, number: int) -> str:
-        """Its name: that of its log, or of several; see `object_names.shared_name`."""
+        """The object's name, for one log or several; see `object_names.shared_name`."""
         runs = self.footer.index.runs
         if len(runs) == 1:
             run = runs[0]
@@ -309,7 +309,7 @@ class _OpenRun:
             self._open = None
 
     def run(self) -> ObjectRun:
-        """All of it."""
+        """The whole run."""
         return ObjectRun(
             self.number,
             self.name,

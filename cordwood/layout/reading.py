@@ -103,12 +103,12 @@ class ReadFlag(enum.IntFlag):
 
 
 class NodeGap(enum.IntEnum):
-    """Why a node sends nothing of a range, though it is not that it holds nothing there."""
+    """Why a node sends nothing of a range in which it may hold blocks."""
 
     CHECKSUM_FAIL = 1
-    """Its blocks there fail their checksums, so they are unknown."""
+    """The node's blocks there fail their checksums, so they are unknown."""
     FILTERED = 2
-    """It holds blocks for all of the range there, and none with a wanted key."""
+    """The node holds blocks for the whole range, and none with a wanted key."""
     TIERED = 3
     """Main storage holds all of the range, durably; this node let go of it."""
 

@@ -43,7 +43,7 @@ _PIN = struct.Struct("<QIH2x")
 _COUNT = struct.Struct("<I")
 _ATTEMPT = struct.Struct("<Q")
 STAGE_HEAD_BYTES = _HEAD.size
-"""Without the nodes."""
+"""The size of a head without its list of nodes."""
 
 MOVES_MAX = (1 << 16) - 1
 """Changes of one copyset: a node is lost far less often than once a minute."""

@@ -151,7 +151,7 @@ class AppendEntry:
 
     @property
     def bodies(self) -> list[Buffer]:
-        """What follows `append_entry`."""
+        """The bodies, which follow `append_entry` in the payload."""
         return [part.body for part in self.parts] if self.parts else [self.body]
 
     @property

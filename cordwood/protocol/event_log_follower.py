@@ -4,11 +4,10 @@ The log has deltas (events) and snapshots (sets). Every writer appends only dire
 record that it saw last, so a snapshot is the set of all records below it. That gives three rules:
 
 - A delta changes the set once, at its own LSN. A second reading of it has no effect.
-- A snapshot changes nothing in a set that is whole: it is compared with it. Another set at the
-  same place means that two nodes have made different sets of the same events, and nothing that
-  either says may be used.
+- A snapshot changes nothing in a set that is whole: the two are compared. If they differ, two nodes
+  have made different sets of the same events, and neither set may be used.
 - Where records are missing (trimmed, or lost) the set is *not whole*: deltas are left out until the
-  next snapshot, which includes all that was missing. While the set is not whole, the last set stays
+  next snapshot, which includes the missing events. While the set is not whole, the last set stays
   known, as it does while nothing is heard.
 
 If no node has the missing records, and no snapshot follows, nodes agree on the furthest set that

@@ -31,12 +31,12 @@ from cordwood.rebuilding import RebuildingSet
 
 
 class Heard(NamedTuple):
-    """What a follower says of itself.
+    """A follower's report about itself.
 
     Attributes:
-        set: the last that was whole.
-        reached: it has seen all up to this LSN.
-        is_whole: whether `set` is what all records up to `reached` amount to.
+        set: its last whole set.
+        reached: it has seen all records up to this LSN.
+        is_whole: whether `set` is the result of all records up to `reached`.
     """
 
     set: RebuildingSet

@@ -74,7 +74,8 @@ class ProducerVerdict(enum.Enum):
     FORGOTTEN = "forgotten"
     """The block may be stored, but too long ago for the log to know its LSN."""
     FULL = "full"
-    """It is a new producer's first block, and all producers that the log remembers wrote lately."""
+    """It is the first block of a new producer, and all producers that the log remembers wrote
+    lately."""
 
 
 def is_query(producer: int) -> bool:

@@ -49,7 +49,7 @@ class Held(NamedTuple):
 
     @property
     def epoch(self) -> int:
-        """Its epoch."""
+        """The block's epoch."""
         return self.last >> 32
 
 

@@ -50,7 +50,7 @@ class HeldCopy(NamedTuple):
 
     @property
     def place(self) -> Place:
-        """Where it stands."""
+        """The block's LSNs and kind."""
         return self.header.first, self.header.last, self.header.kind
 
     @property
@@ -239,5 +239,5 @@ class RepairTurns:
         self._tries[tried] = (now + pause_s, pause_s)
 
     def forget(self, tried: Hashable) -> None:
-        """It is mended, or is no range any more."""
+        """Forget a range that is mended, or that is gone."""
         self._tries.pop(tried, None)

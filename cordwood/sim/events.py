@@ -127,7 +127,7 @@ class AppendFailed(HistoryEvent, frozen=True, gc=False, tag="append-failed"):
 
 
 class AppendUnknown(HistoryEvent, frozen=True, gc=False, tag="append-unknown"):
-    """It may or may not be stored; `error` is the error's class name, or GIVEN_UP.
+    """The append may or may not be stored; `error` is the error's class name, or GIVEN_UP.
 
     Attributes:
         ended_us: when its last try ended, if the call meant to try again and could not; 0: now.
@@ -190,7 +190,7 @@ class EndReason(enum.Enum):
     """Why a read ended."""
 
     UNTIL = "until"
-    """It delivered all of `[start, until]`."""
+    """The read delivered all of `[start, until]`."""
     TAIL = "tail"
     """The workload had stopped appending, and the reader had reached the tail."""
     STOPPED = "stopped"

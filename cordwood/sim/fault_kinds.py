@@ -151,7 +151,7 @@ class FaultKind:
 
 
 def _nothing() -> None:
-    """Nothing to undo."""
+    """The undo of a fault that leaves nothing behind."""
 
 
 # ---- processes and machines ----

@@ -76,7 +76,7 @@ async def change_names(name: str, clients: Clients, host: Host) -> None:
 
 
 class _Namer:
-    """Its changes and records. A change that ended with an error is looked at again."""
+    """The changes and records of the namer. It looks again at a change that ended with an error."""
 
     def __init__(self, clients: Clients) -> None:
         self._clients = clients

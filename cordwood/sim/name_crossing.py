@@ -24,13 +24,13 @@ from cordwood.sim.name_events import LogMade, LogSought
 from cordwood.sim.workload import RECONNECT_S, Clients
 
 CROSSED = ("/sim/crossed/1", "/sim/crossed/2", "/sim/crossed/3")
-"""The names that they give to logs and take from them."""
+"""The names that the administrators give to logs and take from them."""
 
 KINDS = ("rename", "rename", "create", "delete")
-"""Their calls, by weight."""
+"""The calls of the administrators; a kind that stands twice is drawn twice as often."""
 
 MEET_S = 0.5
-"""They begin at whole multiples of this."""
+"""The administrators begin at whole multiples of this."""
 
 CALLS_MAX = 3
 """Calls of one administrator each time, one after the other."""

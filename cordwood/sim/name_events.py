@@ -62,9 +62,10 @@ class LogSought(HistoryEvent, frozen=True, gc=False, tag="log-sought"):
     """A log was looked for while no client changed names.
 
     Attributes:
-        is_deleted: for good.
-        is_found: by its number.
-        is_named: by its name. is_listed: in the list of all logs.
+        is_deleted: whether a client deleted the log; no call brings it back.
+        is_found: whether it was found by its number.
+        is_named: whether it was found by its name.
+        is_listed: whether it is in the list of all logs.
     """
 
     log: Number

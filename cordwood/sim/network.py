@@ -127,7 +127,7 @@ class SimNetwork:
         return number
 
     def forget(self, transport: SimTransport) -> None:
-        """It is gone."""
+        """Drop a transport that is gone."""
         self._transports.pop(transport.number, None)
 
     def reset_connection(self, transport: SimTransport) -> None:

@@ -264,7 +264,7 @@ class SimObjectStore:
         await self._write(act, timeout_s)
 
     async def close(self) -> None:
-        """Nothing is held."""
+        """Does nothing: this store holds no connection."""
 
     async def _read(self, act: Callable[[], Result], timeout_s: float) -> Result:
         faults = self._bucket.faults

@@ -50,12 +50,12 @@ class Trace:
 
     @property
     def first(self) -> int:
-        """Its first LSN."""
+        """The first LSN of the record or epoch."""
         return make_lsn(self.epoch, 1) if self.lsn is None else self.lsn
 
     @property
     def last(self) -> int:
-        """Its last LSN."""
+        """The last LSN of the record or epoch."""
         return make_lsn(self.epoch, ESN_MAX) if self.lsn is None else self.lsn
 
 

@@ -190,7 +190,7 @@ class Trims:
         self._max: list[int] = []
 
     def on_asked(self, at: int, event: TrimAsked | RetentionTrims) -> None:
-        """Take one more."""
+        """Take the next requested trim of the history."""
         _push_max(self._at, self._max, at, event.lsn)
 
     def highest(self, at: int) -> int:
@@ -217,7 +217,7 @@ class Releases:
         self._highest: list[int] = []
 
     def on_released(self, at: int, event: Released) -> None:
-        """Take one more."""
+        """Take the next release of the history."""
         self.events.append((at, event))
         _push_max(self._places, self._highest, at, event.lsn)
 

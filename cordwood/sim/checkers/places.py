@@ -20,7 +20,7 @@ class Placed:
 
     @property
     def turn(self) -> tuple[int, int, int]:
-        """Its place among its producer's records: epoch, call, place in the call."""
+        """The record's place among the records of its producer: epoch, call, place in the call."""
         return (self.append.invoked.producer_epoch, self.append.invoked_at, self.index)
 
     @property

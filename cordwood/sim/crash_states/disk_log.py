@@ -85,7 +85,7 @@ class Outcome(enum.Enum):
     """The operation ended with an error of the machine: its effects are unknown, now and after
     syncs."""
     REFUSED = "refused"
-    """Nothing was done."""
+    """The disk refused the operation, and did nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +97,7 @@ class Begin:
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """Its caller was told."""
+    """The caller of an operation got its result."""
 
     operation: Operation
     outcome: Outcome
@@ -177,7 +177,7 @@ class DiskLog:
         return operation
 
     def end(self, operation: Operation, outcome: Outcome = Outcome.DONE) -> None:
-        """Its caller is told."""
+        """The caller of an operation gets its result."""
         del self._in_flight[operation.number]
         self.events.append(End(operation, outcome))
         if outcome is Outcome.DONE:

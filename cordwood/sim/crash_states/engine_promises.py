@@ -77,14 +77,14 @@ class Sent:
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """Blocks were told stored."""
+    """The engine answered that blocks are stored."""
 
     copies: Copies
 
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """Blocks were told refused."""
+    """The engine answered that it refused blocks."""
 
     copies: Copies
 
@@ -99,7 +99,7 @@ class SealAsked:
 
 @dataclass(frozen=True, slots=True)
 class SealAnswered:
-    """It was answered."""
+    """The seal was answered."""
 
     log: int
     epoch: int
@@ -145,7 +145,7 @@ class TrimAsked:
 
 @dataclass(frozen=True, slots=True)
 class TrimAnswered:
-    """It was."""
+    """The trim was answered."""
 
     log: int
     lsn: int

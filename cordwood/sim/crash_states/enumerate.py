@@ -79,7 +79,7 @@ class CrashCount:
     combinations: int = 0
 
     def add(self, other: CrashCount) -> None:
-        """Sum up."""
+        """Add the counts of another exploration."""
         self.points += other.points
         self.whole_points += other.whole_points
         self.states += other.states

@@ -146,7 +146,7 @@ class Found:
         return sum(count.states for count in self.counts) + self.rotten
 
     def add(self, other: Found) -> None:
-        """Sum up."""
+        """Add the counts of another exploration."""
         for depth, count in enumerate(other.counts):
             self.at(depth).add(count)
         self.probes.update(other.probes)

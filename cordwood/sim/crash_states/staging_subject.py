@@ -65,7 +65,7 @@ class Asked:
 
 @dataclass(frozen=True, slots=True)
 class Answered:
-    """It was answered."""
+    """The operation was answered; `then` is the state after it."""
 
     stage: bytes
     then: State

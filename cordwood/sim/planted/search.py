@@ -34,7 +34,7 @@ class BugSearch:
         self._by_scene = by_scene
 
     def next_task(self) -> SeedTask | None:
-        """Its next seed: one at a time, so that the report names the first seed that catches it."""
+        """The bug's next seed: one seed at a time, so that the report names the first seed that catches it."""
         if self.is_running or self.is_over:
             return None
         self.is_running = True
