@@ -91,7 +91,7 @@ class PickNodes(NamedTuple):
 class WriteMetadata(NamedTuple):
     """Write `metadata` if the stored version is still `version`. The answer is
     `on_metadata_written`, or `on_metadata_found` with the stored value, also if the store's answer
-    was lost. Each write is answered once: an answer that comes after that is not handed in."""
+    was lost. Each write gets one of the two, once: the shell drops a later answer."""
 
     version: int
     metadata: LedgerMetadata

@@ -7,10 +7,6 @@ slower than their peers. After a probation these nodes are measured again. A nod
 stays away twice as long; a node that was quick for a while begins with the first probation again.
 Page: docs/protocol/single-copy-delivery.md, "Slow nodes".
 
-The numbers differ from LogDevice's (a 30 minute average, a margin of 10, a probation of 1 to 30
-minutes). LogDevice's readers are background jobs with minutes to spare. Here a node that is four
-times slower than its peers already costs a reader three quarters of its speed.
-
 Source: docs/sources/logdevice.md 2.11 (outlier detector).
 """
 
@@ -27,11 +23,13 @@ from cordwood.nodes import NodeId
 BUCKET_S = 1.0
 BUCKETS = 30
 """The average covers the last half minute: long enough that one pause does not decide (see
-SAMPLES_MIN), short enough to forget a node's bad hour."""
+SAMPLES_MIN), short enough to forget a node's bad hour. LogDevice's average covers 30 minutes: its
+readers are background jobs with minutes to spare."""
 
 MARGIN = 4.0
 """A slow node takes this many times the median of all. Nodes of one kind differ by less than two
-times."""
+times. LogDevice has 10, but a node that is four times slower than its peers already costs a reader
+three quarters of its speed."""
 
 SLOW_MIN_S = 0.25
 """A node below this is never slow: rounds through a loaded loop take tens of ms."""
@@ -40,11 +38,12 @@ SAMPLES_MIN = 2
 """One late window may come from a pause of any kind."""
 
 OPEN_S = 1.0
-"""After this time a node's first window counts before it is complete."""
+"""A node's first window counts after this time, even if it is not complete."""
 
 PROBATION_MIN_S = 10.0
 PROBATION_MAX_S = 1800.0
-"""A wrong first probation costs little; the longest probation is LogDevice's."""
+"""A wrong first probation costs little, so it is shorter than LogDevice's minute. The longest
+probation is LogDevice's."""
 
 WINDOWS_MAX = 8
 """Windows measured at a time. The oldest of them measures a node that is further behind."""

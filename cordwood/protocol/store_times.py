@@ -3,12 +3,7 @@
 For each node it keeps a mean and a mean deviation of its answer times, as TCP does for round trips.
 A wave waits for the mean plus four deviations of its slowest node, and twice as long for each wave
 of the run before it. A needless wave costs three stores, and loads the disks whose slowness caused
-it. So the wait follows slow disks up, to a bound. It is never shorter than the first wait: a node
-that answers in a millisecond stalls for hundreds of them in a flush, and for more if five nodes
-share two cores.
-
-Answers to earlier waves count too. If every wave were given up just before its answer, no other
-answer would show how slow the node is.
+it. So the wait follows slow disks up, to a bound.
 
 A node *lags* if all its answers in a second are in time but late: far later than those of the other
 nodes, and than its own quickest. A disk that is a hundred times slower behaves so between its
@@ -91,7 +86,9 @@ class StoreTimes:
     def on_answer(self, node: NodeId, took_s: float, now: float) -> bool:
         """`node` answered a store `took_s` after it was sent; whether the node lags.
 
-        After True, the next True for the node comes at the earliest LAG_S later.
+        Answers to earlier waves count too. If every wave were given up just before its answer, no
+        other answer would show how slow the node is. After True, the next True for the node comes
+        at the earliest LAG_S later.
         """
         known = self._nodes.get(node)
         if known is None:
@@ -128,6 +125,8 @@ class StoreTimes:
         if known is None:
             return self._first_s
         wanted = known.mean_s + DEVIATIONS * known.deviation_s
+        # Never shorter than the first wait: a node that answers in a millisecond stalls for
+        # hundreds of milliseconds in a flush, and for more if five nodes share two cores.
         return min(self._most_s, max(self._first_s, wanted))
 
     def wave_s(self, copyset: Iterable[NodeId], wave: int) -> float:
