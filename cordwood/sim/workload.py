@@ -85,8 +85,7 @@ class WorkloadOptions:
         payload_bytes_max: largest payload.
         restart_s: mean time after which a reader starts over.
         append_timeout_s: the clients' deadline.
-        rush_s, lull_s: producers work for the first time and rest for the second, in turns; a lull
-            of 0 is steady work.
+        rush_s, lull_s: times for which producers work and rest in turn; a lull of 0: steady work.
         ask_s: mean time between two questions for a tail; 0 asks none.
         trim_s: mean time between two trims; 0 trims nothing.
         idempotent: share of lanes that append as a `Producer`, so that retries are stored once.
@@ -107,10 +106,9 @@ class WorkloadOptions:
         manners: share of the reads that ask for some keys, no payloads, or batches.
         browsers: readers of all logs at once.
         crowds: clients with several readers of one log.
-        scribes: clients that write ledgers; three more clients recover ledgers, follow them, and
-            read all of them at the end.
+        scribes: clients that write ledgers; three more recover, follow and read them at the end.
         tiers_ledgers: whether every other ledger asks for main storage.
-        long_ledgers: whether a scribe writes a ledger until it must stop, and few are recovered.
+        long_ledgers: whether scribes write ledgers until they must stop; few are recovered.
         sorters: clients (one at most) of a log whose keys do not fall, which look keys up.
         resenders: clients that send a failed call again at the same place.
         rebalanced: nodes that an operator lets give copies to one another; () for none.
