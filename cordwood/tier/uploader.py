@@ -1,11 +1,12 @@
 """Uploads a log's history: blocks and gaps come in, objects are put and committed, in order.
 
 Each block is read once and put once. The order is always: write the object, put it while it is read
-back, commit it once both are done; the next object may be written and put meanwhile, and is
-committed after it. A crash before the commit, or an object that reads back wrong, leaves an orphan
-or two, which `collect` finds. A commit with a lost answer is repeated, and happens once. Nothing
-goes past DATA_LOSS: the upload ends before it and says so. An overtaken uploader gets `Fenced` at
-its next commit.
+back, commit it once both are done and the object before it is committed. The next objects are
+written and put meanwhile, so that neither the cores nor the store wait for the other. A crash
+before the commit, or an object that reads back wrong, leaves orphans, UNCOMMITTED_MAX at most;
+`collect` finds them. A commit with a lost answer is repeated, and happens once. Nothing goes past
+DATA_LOSS: the upload ends before it and says so. An overtaken uploader gets `Fenced` at its next
+commit.
 
 The objects are made in a thread of the host's: the loop goes on.
 
@@ -48,8 +49,12 @@ MAKE_S = 120.0
 """Writing an object, and reading it back: 64 MiB at half a megabyte a second."""
 
 MAKING_MAX = 2
-"""Objects made or put at once: the second is written while the first travels. Each holds its bodies
-and its bytes."""
+"""Objects written at once. Each holds its bodies, which it lets go of while it is written, and its
+bytes."""
+
+UNCOMMITTED_MAX = 4
+"""Objects that are written, put or committed: two are put while the next two are written. An object
+that is put holds its bytes alone."""
 
 COMMIT_TRIES_MAX = 10
 COMMIT_PAUSE_S = 1.0
@@ -102,7 +107,8 @@ class LogUploader:
         self._created_us = created_us
         self._object_bytes = object_bytes
         self._done = Uploaded(0)
-        self._made: deque[asyncio.Task[tuple[FinishedObject, str]]] = deque()
+        self._written: deque[asyncio.Event] = deque()
+        self._under_way: deque[asyncio.Task[None]] = deque()
 
     async def next_lsn(self) -> int:
         """The manifest's end; 0 if the log has no manifest yet.
@@ -144,10 +150,10 @@ class LogUploader:
         try:
             await self._upload(items, head)
         finally:
-            made, self._made = self._made, deque()
-            for work in made:
+            under_way, self._under_way = self._under_way, deque()
+            for work in under_way:
                 work.cancel()
-            await asyncio.gather(*made, return_exceptions=True)
+            await asyncio.gather(*under_way, return_exceptions=True)
         return self._done
 
     async def _upload(self, items: AsyncIterator[Item], head: Head) -> None:
@@ -172,31 +178,58 @@ class LogUploader:
         if size:
             # Gaps alone wait for the records after them: an epoch that ended is no object.
             await self._close_object(taken, first, head.fence)
-        while self._made:
-            await self._commit(*await self._made[0])
-            self._made.popleft()
+        while self._under_way:
+            await self._under_way.popleft()
 
     async def _close_object(self, items: list[Item], first: int, fence: int) -> None:
-        """Begin to make and put an object; if too many wait, commit the oldest of them first."""
-        work = self._make_and_put(items, first, fence)
-        self._made.append(asyncio.get_running_loop().create_task(work))
-        if len(self._made) >= MAKING_MAX:
-            await self._commit(*await self._made[0])
-            self._made.popleft()
+        """Begin to write, put and commit an object; returns once there is room for another.
 
-    async def _make_and_put(
-        self, items: list[Item], first: int, fence: int
-    ) -> tuple[FinishedObject, str]:
-        """Write an object, put it and read it back; it and its name."""
-        done = await self._in_thread(lambda: self._make(items, first, fence))
+        Raises:
+            CordwoodError: an earlier object failed.
+        """
+        before = self._under_way[-1] if self._under_way else None
+        written = asyncio.Event()
+        work = self._upload_object(items, first, fence, written, before)
+        self._under_way.append(asyncio.get_running_loop().create_task(work))
+        self._written.append(written)
+        while len(self._written) >= MAKING_MAX:
+            await self._written.popleft().wait()
+        while self._under_way and (
+            len(self._under_way) >= UNCOMMITTED_MAX or self._under_way[0].done()
+        ):
+            await self._under_way.popleft()
+
+    async def _upload_object(
+        self,
+        items: list[Item],
+        first: int,
+        fence: int,
+        written: asyncio.Event,
+        before: asyncio.Task[None] | None,
+    ) -> None:
+        """Write an object, put it and read it back, and commit it after the one before it.
+
+        Args:
+            written: is set once the object is written, or has failed.
+            before: the work on the object before it. Its error is this object's too.
+        """
+        try:
+            done = await self._in_thread(lambda: self._make(items, first, fence))
+        finally:
+            written.set()
         name = done.name("", 0)
         await put_checked(self._store, name, done, self._in_thread(lambda: read_back(done)))
-        return done, name
+        if before is not None:
+            await before
+        await self._commit(done, name)
 
     def _make(self, items: list[Item], first: int, fence: int) -> FinishedObject:
         writer = ObjectWriter()
         writer.begin_log(self._log, self._name, first, fence)
-        for item in items:
+        # A body goes once its row group is written: what is put holds no bodies.
+        items.reverse()
+        while items:
+            item = items.pop()
             if isinstance(item, Gap):
                 writer.add_gap(item)
             else:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import replace
 
 import pytest
@@ -12,7 +12,15 @@ from scenarios import as_scenario
 from swaps import swap
 
 from cordwood.block import Codec, Gap, GapKind
-from cordwood.errors import BadSetting, CordwoodError, Corrupt, Fenced, OutcomeUnknown, Retryable
+from cordwood.errors import (
+    AccessDenied,
+    BadSetting,
+    CordwoodError,
+    Corrupt,
+    Fenced,
+    OutcomeUnknown,
+    Retryable,
+)
 from cordwood.host.seams import Host
 from cordwood.layout.body import encode_body, open_body
 from cordwood.layout.object_writer import ObjectWriter
@@ -24,7 +32,7 @@ from cordwood.sim.streams import stream
 from cordwood.tier.collect import collect_log
 from cordwood.tier.log_manifest import LogManifest
 from cordwood.tier.patient_store import PatientStore
-from cordwood.tier.uploader import Item, LogUploader, Uploaded, put_checked
+from cordwood.tier.uploader import UNCOMMITTED_MAX, Item, LogUploader, Uploaded, put_checked
 from cordwood.tier.verify import all_entries, entry_items, verify_log
 
 LOG = 7
@@ -255,6 +263,93 @@ class TestReadingBack:
         made = written([history(2)])
         async with asyncio.timeout(10):
             await put_checked(Slow(), "a/b", made, check())
+
+
+class Gate:
+    """A bucket's store that acts before each put of an object.
+
+    Args:
+        before: gets the number of the put, from 0; the put is made after it.
+    """
+
+    def __init__(self, store, before: Callable[[int], Awaitable[None]]) -> None:
+        self._store = store
+        self._before = before
+        self.puts = 0
+
+    def __getattr__(self, name: str):
+        return getattr(self._store, name)
+
+    async def put(self, name, content, *, timeout_s: float) -> None:
+        number, self.puts = self.puts, self.puts + 1
+        await self._before(number)
+        await self._store.put(name, content, timeout_s=timeout_s)
+
+
+class TestObjectsUnderWay:
+    @as_scenario(on_quiet_store)
+    async def test_the_next_objects_are_written_while_the_first_travel(
+        self, store, host: Host
+    ) -> None:
+        """The store takes no object before UNCOMMITTED_MAX wait, and never gets more."""
+        full = asyncio.Event()
+
+        async def before(number: int) -> None:
+            if number == UNCOMMITTED_MAX - 1:
+                await asyncio.sleep(60)  # time for a further object, if it were not held back
+                assert gate.puts == UNCOMMITTED_MAX
+                full.set()
+            await full.wait()
+
+        gate = Gate(store, before)
+        made = history(40)
+        async with asyncio.timeout(300):
+            done = await uploader_of(gate, host).run(source(made, made.first), made.first)
+        assert done.objects > UNCOMMITTED_MAX
+        assert await stored(store, host) == expected(made)
+
+    @as_scenario(on_quiet_store)
+    async def test_an_object_waits_for_the_commit_of_the_object_before_it(
+        self, store, host: Host
+    ) -> None:
+        """The first object arrives last."""
+        heads: list[int] = []
+
+        async def before(number: int) -> None:
+            if number == 0:
+                await asyncio.sleep(60)
+                head = await LogManifest(store, LOG, host, "reader").load()
+                heads.append(head.end if head is not None else 0)
+
+        gate = Gate(store, before)
+        made = history(40)
+        await uploader_of(gate, host).run(source(made, made.first), made.first)
+        assert gate.puts >= UNCOMMITTED_MAX
+        assert heads == [made.first]
+        assert await stored(store, host) == expected(made)
+
+    @pytest.mark.parametrize("failing", [0, 1, 3])
+    def test_nothing_is_committed_behind_an_object_that_was_not_put(self, failing: int):
+        async def act(store, host: Host) -> None:
+            async def before(number: int) -> None:
+                if number == failing:
+                    await asyncio.sleep(60)  # the objects after it are in the store by then
+                    raise AccessDenied("the store takes no more objects")
+
+            gate = Gate(store, before)
+            made = history(40)
+            with pytest.raises(AccessDenied):
+                await uploader_of(gate, host).run(source(made, made.first), made.first)
+            assert gate.puts > failing + 1
+            entries = [each async for each in all_entries(LogManifest(store, LOG, host, "reader"))]
+            assert len(entries) == failing
+            found = await stored(store, host)
+            assert found == expected(made)[: len(found)]
+            after = entries[-1].last + 1 if entries else made.first
+            await uploader_of(store, host).run(source(made, after), after)
+            assert await stored(store, host) == expected(made)
+
+        on_quiet_store(act)
 
 
 class TestBarriers:
