@@ -133,6 +133,19 @@ class BlockHeader:
         """Whether it may stand only where all before it stands (docs/design.md §3)."""
         return bool(self.producer or self.flags & HeaderFlag.CONDITIONAL)
 
+    def uncompressed(self) -> BlockHeader:
+        """The header of the same block with its body uncompressed.
+
+        A reader of main storage makes one for each block: this takes 3 µs, and
+        `dataclasses.replace` 15.
+        """
+        return BlockHeader(
+            self.log, self.first, self.count, self.append_time_us, self.kind, Codec.NONE,
+            self.producer, self.producer_epoch, self.producer_sequence, self.group_first,
+            self.group_last, self.raw_bytes, self.raw_bytes, self.raw_crc, self.raw_crc,
+            self.flags, self.key_bits,
+        )  # fmt: skip
+
     @property
     def place(self) -> ProducedBlock:
         """Where its producer's block stands: all of its group, as one."""

@@ -17,10 +17,9 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Protocol
 
-from cordwood.block import Codec, Envelope, Gap
+from cordwood.block import Envelope, Gap
 from cordwood.client.blocks import HeldBlock
 from cordwood.client.find.log_info import LogInfo
 from cordwood.errors import CordwoodError, Malformed, OutcomeUnknown, Retryable
@@ -182,9 +181,6 @@ def _size(item: HistoryItem) -> int:
 
 def held_block(block: HistoryBlock, *, payloads: bool = True) -> HeldBlock:
     """A block as if a node had sent it: its body uncompressed, with the CRC of its append."""
-    header = block.header
-    header = replace(
-        header, codec=Codec.NONE, stored_bytes=header.raw_bytes, stored_crc=header.raw_crc
-    )
     body = block.raw if payloads else b""
+    header = block.header.uncompressed()
     return HeldBlock(FROM_MAIN_STORAGE, StoredBlock(header, _NO_ENVELOPE, b"", body))
