@@ -2,8 +2,10 @@
 
 - *Upload.* An uploader takes blocks as a node sends them, writes objects and reads them back, puts
   and commits them. Beside it, objects of the same size are put as plain bytes, into the same store
-  in the same run.
-- *Catch-up.* One reader takes all records into Arrow, beside plain gets of the same bytes.
+  in the same run: by the library `obstore` alone, and by Cordwood's own store. In a directory the
+  library alone does not sync, so it is measured twice: with the syncs of Cordwood, and without.
+- *Catch-up.* One reader takes all records into Arrow, beside plain gets of the same bytes, again by
+  both.
 - *Puts.* The number of charged requests for a GiB of bodies, heads and pages included, beside one
   put for each object.
 - *First record.* `tier_first` measures it.
@@ -32,6 +34,7 @@ from time import perf_counter
 from cordwood.bench.append import Say
 from cordwood.bench.figure import Figure, Sample, make_figure
 from cordwood.bench.logsdb import drop_from_cache
+from cordwood.bench.obstore_alone import ObstoreAlone, open_alone
 from cordwood.bench.place import PREFIX
 from cordwood.bench.tier_first import AWAY_S, FirstRecord, first_record
 from cordwood.block import BlockHeader, Buffer, Codec, Gap
@@ -68,6 +71,18 @@ RANDOM_SHARE = 0.5
 its bodies."""
 
 
+PUTS_ARE = {
+    "": "puts of the same bytes by obstore alone, as durable",
+    "_unsynced_puts": "puts of the same bytes by obstore alone, not synced: into the page cache",
+    "_own_puts": "puts of the same bytes by Cordwood's own store",
+}
+GETS_ARE = {
+    "": "gets of the same bytes by obstore alone",
+    "_own_gets": "gets of the same bytes by Cordwood's own store",
+}
+"""The references, by the ends of their figures' names."""
+
+
 @dataclass(frozen=True, slots=True)
 class TierProfile:
     """The uploaded log.
@@ -100,8 +115,8 @@ async def bench_tier(
     """
     below = tempfile.mkdtemp(prefix=PREFIX, dir=directory)
     blocks = made_blocks(profile)
-    uploads: list[Sample] = []
-    reads: list[Sample] = []
+    uploads: list[tuple[str, Sample]] = []
+    reads: list[tuple[str, Sample]] = []
     records: list[Sample] = []
     puts: list[Sample] = []
     merges: list[Sample] = []
@@ -124,13 +139,17 @@ async def bench_tier(
                     objects_puts = len(names)
                     gib = body_bytes / GIB
                     puts.append(Sample(counted.puts / gib, objects_puts / gib))
-                    put_s = await _plain_puts(objects, names)
-                    uploads.append(Sample(size / seconds / 1e6, size / put_s / 1e6))
+                    alone = open_alone(host, at)
+                    for name, put_s in await _puts(alone, objects, names):
+                        uploads.append((name, Sample(size / seconds / 1e6, size / put_s / 1e6)))
                     drop_from_cache(at)
                     read_s, rows = await _read(objects, host)
                     drop_from_cache(at)
-                    get_s = await _plain_gets(objects, names)
-                    reads.append(Sample(size / read_s / 1e6, size / get_s / 1e6))
+                    get_s = await alone.gets(names)
+                    drop_from_cache(at)
+                    own_s = await _plain_gets(objects, names)
+                    for name, each_s in (("", get_s), ("_own_gets", own_s)):
+                        reads.append((name, Sample(size / read_s / 1e6, size / each_s / 1e6)))
                     plain_s = await host.run_blocking(
                         partial(_plain_rows, [await _whole(objects, *each) for each in names]),
                         timeout_s=GET_S,
@@ -151,18 +170,31 @@ async def bench_tier(
         "cores": os.cpu_count() or 0, "store": store or "a directory",
     }  # fmt: skip
     return [
-        make_figure("tier_upload", "MB/s", uploads, reference_is="puts of the same bytes",
-                    parameters=parameters),
-        make_figure("tier_read", "MB/s", reads, reference_is="gets of the same bytes",
-                    parameters=parameters),
+        *_beside("tier_upload", uploads, PUTS_ARE, parameters),
+        *_beside("tier_read", reads, GETS_ARE, parameters),
         make_figure("tier_read_records", "records/s", records,
-                    reference_is="gets of the same bytes, then pyarrow alone, one thread",
+                    reference_is="gets by obstore alone, then pyarrow alone, one thread",
                     parameters=parameters),
         *_first_figures(firsts, parameters),
         make_figure("tier_puts", "puts/GiB of bodies", puts, reference_is="a put for each object",
                     parameters=parameters),
         make_figure("tier_merge", "MB/s of bodies", merges, reference_is="none",
                     parameters={**parameters, "small_bytes": SMALL_BYTES}),
+    ]  # fmt: skip
+
+
+def _beside(
+    name: str,
+    samples: list[tuple[str, Sample]],
+    references: dict[str, str],
+    parameters: dict[str, int | float | str],
+) -> list[Figure]:
+    """A figure for each reference that was measured."""
+    return [
+        make_figure(name + end, "MB/s", [each for of, each in samples if of == end],
+                    reference_is=reference_is, parameters=parameters)
+        for end, reference_is in references.items()
+        if any(of == end for of, _ in samples)
     ]  # fmt: skip
 
 
@@ -255,6 +287,17 @@ async def upload_log(
     )
     await uploader.run(items(), make_lsn(1, 1))
     return perf_counter() - began
+
+
+async def _puts(
+    alone: ObstoreAlone, store: ObjectStore, names: list[tuple[str, int]]
+) -> list[tuple[str, float]]:
+    """Seconds of plain puts by each reference of PUTS_ARE."""
+    sizes = [size for _, size in names]
+    found = [("", await alone.puts(sizes, is_synced=True))]
+    if alone.is_directory:
+        found.append(("_unsynced_puts", await alone.puts(sizes, is_synced=False)))
+    return [*found, ("_own_puts", await _plain_puts(store, names))]
 
 
 async def _plain_puts(store: ObjectStore, names: list[tuple[str, int]]) -> float:

@@ -79,6 +79,11 @@ class ObstoreStore:
     def __repr__(self) -> str:
         return f"ObstoreStore({self._address!r})"
 
+    @property
+    def library_store(self) -> Any:
+        """The store of the library's, for measurements of the library alone."""
+        return self._store
+
     async def put(self, name: str, content: Sequence[Buffer], *, timeout_s: float) -> None:
         import obstore
 

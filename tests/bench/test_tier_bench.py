@@ -26,8 +26,9 @@ def test_a_log_goes_to_main_storage_and_back(tmp_path: Path) -> None:
     )  # fmt: skip
     made = {figure.name: figure for figure in run_on_uvloop(work)}
     assert list(made) == [
-        "tier_upload", "tier_read", "tier_read_records", "tier_first_record",
-        "tier_first_record_gets", "tier_puts", "tier_merge",
+        "tier_upload", "tier_upload_unsynced_puts", "tier_upload_own_puts", "tier_read",
+        "tier_read_own_gets", "tier_read_records", "tier_first_record", "tier_first_record_gets",
+        "tier_puts", "tier_merge",
     ]  # fmt: skip
     for name, figure in made.items():
         assert figure.value > 0
