@@ -23,7 +23,7 @@ from cordwood.errors import (
 )
 from cordwood.host.seams import Host
 from cordwood.layout.body import encode_body, open_body
-from cordwood.layout.object_writer import ObjectWriter
+from cordwood.layout.object_writer import FinishedObject, ObjectWriter
 from cordwood.lsn import Lsn
 from cordwood.protocol import manifest as rule
 from cordwood.sim.host import Simulation
@@ -307,6 +307,36 @@ class TestObjectsUnderWay:
             done = await uploader_of(gate, host).run(source(made, made.first), made.first)
         assert done.objects > UNCOMMITTED_MAX
         assert await stored(store, host) == expected(made)
+
+    @as_scenario(on_quiet_store)
+    async def test_neither_the_cores_nor_the_store_wait_for_the_other(
+        self, store, host: Host
+    ) -> None:
+        """Two cores write an object in 1 s each, and the disk takes one object in 0.5 s."""
+        disk, cores = asyncio.Lock(), asyncio.Semaphore(2)
+
+        async def before(number: int) -> None:
+            async with disk:
+                await asyncio.sleep(0.5)
+
+        async def run_blocking(function, *, timeout_s: float):
+            done = function()
+            if isinstance(done, FinishedObject):
+                async with cores:
+                    await asyncio.sleep(1)
+            return done
+
+        async def at_once() -> AsyncIterator[Item]:
+            for item in made.items:
+                yield item
+
+        gate, made = Gate(store, before), history(40)
+        busy = replace(host, run_blocking=run_blocking)
+        began = asyncio.get_running_loop().time()
+        done = await uploader_of(gate, busy).run(at_once(), made.first)
+        took = asyncio.get_running_loop().time() - began
+        assert done.objects > 2 * UNCOMMITTED_MAX
+        assert took < 1 + done.objects * 0.5 + 1
 
     @as_scenario(on_quiet_store)
     async def test_an_object_waits_for_the_commit_of_the_object_before_it(
