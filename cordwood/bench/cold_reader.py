@@ -2,9 +2,11 @@
 
 One node has a log that was flushed to LogsDB long ago and is in no cache. Records are appended to
 another log at a fixed rate and read at its tail, first alone. Then a reader in a separate process
-goes through the cold log at the same time, again and again, as fast as it can. The reference of
-each latency is the same latency alone, a moment before. The cold log may also be in main storage,
-and no longer on the node: then the reader asks the node only for the end.
+goes through the cold log at the same time, again and again, as fast as it can. The process has a
+session of its own, as a service or another login has: Linux shares cores by session, so a reader in
+the appender's session would take the appender's share. The reference of each latency is the same
+latency alone, a moment before. The cold log may also be in main storage, and no longer on the node:
+then the reader asks the node only for the end.
 
 As a program this module is that reader: `python -m cordwood.bench.cold_reader URL` reads until its
 standard input ends, and prints its bytes a second.
@@ -239,7 +241,7 @@ async def _cold_reader(url: str, rates: list[float]) -> AsyncIterator[None]:
     end."""
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "cordwood.bench.cold_reader", url,
-        stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE,
+        stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, start_new_session=True,
     )  # fmt: skip
     assert process.stdout is not None
     try:
