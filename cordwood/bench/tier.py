@@ -111,6 +111,7 @@ async def bench_tier(
         store: of the object store; "" for a directory that is made and removed.
         directory: for this directory.
     Raises:
+        BadSetting: the library obstore is not installed.
         CordwoodError: the store failed.
     """
     below = tempfile.mkdtemp(prefix=PREFIX, dir=directory)
@@ -129,6 +130,7 @@ async def bench_tier(
                 at = f"{store}/bench-{repeat}" if store else os.path.join(below, str(repeat))
                 objects = await open_object_store(host, at)
                 try:
+                    alone = open_alone(host, at)
                     counted = _Puts(objects)
                     seconds = await upload_log(counted, host, blocks)
                     names = [
@@ -139,7 +141,6 @@ async def bench_tier(
                     objects_puts = len(names)
                     gib = body_bytes / GIB
                     puts.append(Sample(counted.puts / gib, objects_puts / gib))
-                    alone = open_alone(host, at)
                     for name, put_s in await _puts(alone, objects, names):
                         uploads.append((name, Sample(size / seconds / 1e6, size / put_s / 1e6)))
                     drop_from_cache(at)

@@ -357,7 +357,7 @@ class ObjectSink(io.RawIOBase):
         content = np.empty(self.size, np.uint8)
         if self.parts:
             np.concatenate([np.frombuffer(part, np.uint8) for part in self.parts], out=content)
-        return memoryview(content)
+        return content.data
 
 
 def _times(body: Body) -> tuple[int, int]:
