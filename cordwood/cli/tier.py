@@ -478,6 +478,7 @@ def collect(
     async def act(host: Host, objects: PatientStore) -> None:
         from cordwood.tier.collect import collect_log, collect_shared
         from cordwood.tier.log_manifest import LogManifest
+        from cordwood.tier.read_leases import drop_ended_leases
 
         def manifest_of(number: int) -> LogManifest:
             return LogManifest(objects, number, host, "cordwood tier collect")
@@ -490,6 +491,7 @@ def collect(
             waiting += done.waiting
         if not logs:
             done = await collect_shared(objects, manifest_of, now_us, grace_s)
+            await drop_ended_leases(objects, now_us)
             deleted, size = deleted + done.deleted, size + done.deleted_bytes
             waiting += done.waiting
             if done.damaged:

@@ -7,10 +7,10 @@
 
 Pages say `page` in place of `head`. An origin says `origin`: it is a log's number, and when the log
 was made. The owner of a store says `cluster`: it is the cluster's identity. A note of the objects
-that an Iceberg table names says `table`, and a ledger's manifest says `ledger`. An entry is a list
-of 14 items, and a reference to a page a list of 15, in the order of their fields; `payload` is 0 if
-it is missing, as in old entries. The name of a log's own object follows from the entry, so it is
-left out (an empty text).
+that an Iceberg table names says `table`, a read lease `lease`, and a ledger's manifest `ledger`. An
+entry is a list of 14 items, and a reference to a page a list of 15, in the order of their fields;
+`payload` is 0 if it is missing, as in old entries. The name of a log's own object follows from the
+entry, so it is left out (an empty text).
 
 Version 2 tells of merges as well: a head has a ninth field, the turn at merging, and an entry that
 took the place of others a 15th, when it did. Both are left out where they tell nothing, and what
@@ -42,7 +42,9 @@ MERGING_VERSION = 2
 _PLAIN_ENTRY = len(Entry._fields) - 1
 """Fields of an entry that took no other's place."""
 
-_LINE = re.compile(rb"cordwood (head|origin|page|table|cluster|ledger) (\d{1,4}) ([0-9a-f]{8})\n")
+_LINE = re.compile(
+    rb"cordwood (head|origin|page|table|cluster|ledger|lease) (\d{1,4}) ([0-9a-f]{8})\n"
+)
 _LINE_BYTES_MAX = 40
 _PAGE_NAME = re.compile(
     r"logs/([0-9a-f]{16})/pages/"
@@ -137,6 +139,21 @@ def unpack_table_note(name: str, data: Buffer) -> TableNote:
     """
     note: TableNote = _unframed(data, b"table", TableNote, name)
     return note
+
+
+def pack_lease(holder: str, names: Sequence[str]) -> bytes:
+    """Write which objects a query reads; `holder` is for people."""
+    return _framed(b"lease", [holder, names])
+
+
+def unpack_lease(name: str, data: Buffer) -> list[str]:
+    """The names of the objects that a query reads.
+
+    Raises:
+        Corrupt: the bytes differ from the written ones.
+    """
+    _, names = _unframed(data, b"lease", tuple[str, list[str]], name)
+    return list(names)
 
 
 class LedgerPart(NamedTuple):

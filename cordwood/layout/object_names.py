@@ -9,6 +9,7 @@
     logs/0000000000000007/objects/<first>-<last>-<fence>-9f0a11c2.parquet
     shared/20261124/0f3a…e1-9f0a11c2.parquet         records of several logs
     tables/9b2d…07                                   the objects that an Iceberg table names
+    leases/000658…-0f3a…                             the objects that a query reads, and until when
     ledgers/0000000000000011/<attempt>/manifest-5c03e7aa.json       a ledger, by one attempt
     ledgers/0000000000000011/<attempt>/<first>-<last>-9f0a11c2.parquet
 
@@ -32,6 +33,7 @@ from cordwood.errors import Malformed
 from cordwood.ledger import ENTRY_MAX, LEDGER_MAX
 from cordwood.lsn import LSN_MAX
 
+LEASES = "leases/"
 LEDGERS = "ledgers/"
 LOGS = "logs/"
 OWNER = "cluster"
@@ -47,6 +49,7 @@ _LEDGER = re.compile(
     r"ledgers/([0-9a-f]{16})/([0-9a-f]{16})/"
     r"(?:manifest-([0-9a-f]{8})\.json|([0-9a-f]{16})-([0-9a-f]{16})-[0-9a-f]{8}\.parquet)"
 )
+_LEASE = re.compile(r"leases/([0-9a-f]{16})-[0-9a-f]{16}")
 _SHARED = re.compile(r"shared/(\d{8})/([0-9a-f]{32})-([0-9a-f]{8})\.parquet")
 
 
@@ -111,6 +114,27 @@ def shared_name(day: str, number: int, footer_crc: int) -> str:
 def table_note_name(uuid: str) -> str:
     """The name of the note of the objects that a table names."""
     return f"{TABLES}{uuid}"
+
+
+def lease_name(until_us: int, number: int) -> str:
+    """The name of a read lease.
+
+    Args:
+        until_us: when it ends, µs since 1970 UTC. number: 64 random bits.
+    """
+    return f"{LEASES}{until_us:016x}-{number:016x}"
+
+
+def lease_until_us(name: str) -> int:
+    """When a lease ends, by its name.
+
+    Raises:
+        Malformed: it is no name of a lease.
+    """
+    match = _LEASE.fullmatch(name)
+    if match is None:
+        raise Malformed(f"{name} is not the name of a read lease")
+    return int(match[1], 16)
 
 
 def ledger_manifest_name(ledger: int, attempt: int, crc: int) -> str:

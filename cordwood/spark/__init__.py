@@ -2,16 +2,19 @@
 
 `spark.read.format("cordwood")` finds the source by itself where this package is
 installed; `register(spark)` names it to a session that does not look.
+`scan_logs(spark, options)` reads main storage by Spark's own Parquet reader.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["register"]
+    from cordwood.spark.scan import scan_logs
+
+__all__ = ["register", "scan_logs"]
 
 
 def register(spark: SparkSession) -> None:
@@ -35,3 +38,12 @@ def register(spark: SparkSession) -> None:
         # Spark refuses a source that it already found by itself; it is the same source.
         if error.getCondition() != "DATA_SOURCE_ALREADY_EXISTS":
             raise
+
+
+def __getattr__(name: str) -> Any:
+    # It loads the client, 0.4 s of a core; most of a query's Python processes never need it.
+    if name == "scan_logs":
+        from cordwood.spark.scan import scan_logs
+
+        return scan_logs
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

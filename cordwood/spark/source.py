@@ -225,8 +225,8 @@ def _collect_rarely(logs: int) -> None:
         gc.set_threshold(COLLECT_EVERY, *gc.get_threshold()[1:])
 
 
-class _SliceReader:
-    """What both readers do on executors."""
+class SliceReader:
+    """What readers of logs do on executors."""
 
     _options: SourceOptions
 
@@ -250,7 +250,7 @@ class _SliceReader:
             )
 
 
-def _partitions(catalog: Catalog, slices: Sequence[Slice], options: SourceOptions) -> list[Any]:
+def plan_partitions(catalog: Catalog, slices: Sequence[Slice], options: SourceOptions) -> list[Any]:
     """Tasks for these slices.
 
     Raises:
@@ -268,7 +268,7 @@ def _partitions(catalog: Catalog, slices: Sequence[Slice], options: SourceOption
     return [InputPartition(each) for each in mark_objects(planned, catalog.tiered(slices))]
 
 
-class CordwoodReader(_SliceReader, DataSourceReader):
+class CordwoodReader(SliceReader, DataSourceReader):
     """A batch: the logs' contents at planning."""
 
     def __init__(self, options: SourceOptions) -> None:
@@ -294,7 +294,7 @@ class CordwoodReader(_SliceReader, DataSourceReader):
         left = self._narrowed.logs(logs)
         planned = {log: ends for log, ends in planned.items() if log in left}
         slices = catalog.slices(self._narrowed.ranges(planned))
-        return _partitions(catalog, slices, self._options)
+        return plan_partitions(catalog, slices, self._options)
 
 
 class CordwoodFilteringReader(CordwoodReader):
@@ -321,7 +321,7 @@ class _Ends:
     stops: Mapping[int, int]
 
 
-class CordwoodStreamReader(_SliceReader, DataSourceStreamReader, SupportsTriggerAvailableNow):
+class CordwoodStreamReader(SliceReader, DataSourceStreamReader, SupportsTriggerAvailableNow):
     """A stream. One instance plans in the driver's process, copies of it read in tasks."""
 
     def __init__(self, options: SourceOptions) -> None:
@@ -414,7 +414,7 @@ class CordwoodStreamReader(_SliceReader, DataSourceStreamReader, SupportsTrigger
                 for log, (first, stop) in planned.items()
                 if not self._catalog.is_surely_empty(log, first, stop)
             }
-        return _partitions(self._catalog, self._catalog.slices(planned), self._options)
+        return plan_partitions(self._catalog, self._catalog.slices(planned), self._options)
 
     def commit(self, end: dict[str, Any]) -> None:
         """Nothing to do: the checkpoint is the truth, and cursors follow in `latestOffset`."""

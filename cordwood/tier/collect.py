@@ -40,9 +40,9 @@ class Collected:
 
     Attributes:
         seen: objects and pages that were checked. deleted, deleted_bytes: those that were dead for
-            long enough. waiting: dead, but still in their grace, or named by a table. strangers:
-            foreign names below Cordwood's prefix; they are left alone. damaged: objects of several
-            logs that do not say of which; they stay.
+            long enough. waiting: dead, but still in their grace, named by a table, or leased.
+            strangers: foreign names below Cordwood's prefix; they are left alone. damaged: objects
+            of several logs that do not say of which; they stay.
     """
 
     seen: int = 0
@@ -74,7 +74,7 @@ async def collect_log(
     """Delete the dead objects and pages of one log.
 
     Args:
-        tabled: what tables name; None to look.
+        tabled: what tables name and leases keep; None to look.
     """
     done = Collected()
     head = await manifest.load()
@@ -83,7 +83,7 @@ async def collect_log(
     # An object that a merge put and never committed is dead once its turn is over.
     await manifest.end_overdue_merging()
     head = manifest.head or head
-    pruner = _Pruner(store, done, tabled or await load_tabled(store))
+    pruner = _Pruner(store, done, tabled or await load_tabled(store, now_us))
     async for info in list_all(store, objects_prefix(log)):
         try:
             name = parse_object_name(info.name)
@@ -123,10 +123,10 @@ async def collect_shared(
 
     Args:
         manifest_of: a log's manifest.
-        tabled: what tables name; None to look.
+        tabled: what tables name and leases keep; None to look.
     """
     done = Collected()
-    pruner = _Pruner(store, done, tabled or await load_tabled(store))
+    pruner = _Pruner(store, done, tabled or await load_tabled(store, now_us))
     async for info in list_all(store, SHARED):
         try:
             crc = parse_object_name(info.name).footer_crc

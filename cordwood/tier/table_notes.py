@@ -1,5 +1,7 @@
 """Which objects tables name, noted in the store: collection leaves these alone.
 
+`load_tabled` also gives the objects of read leases (`read_leases`).
+
 A table of Iceberg names objects as they are. Manifests let go of an object after a merge replaced
 it. Readers of the table still need it until the table is brought up to date. So `cordwood tier
 iceberg` notes the objects that a table names: before the table names them, and after it no longer
@@ -21,6 +23,7 @@ from cordwood.host.seams import Host
 from cordwood.layout.manifest import TableNote, pack_table_note, unpack_table_note
 from cordwood.layout.object_names import TABLES, table_note_name
 from cordwood.tier.object_store import LIST_MAX, WHOLE_BYTES_MAX, Etag, ObjectStore
+from cordwood.tier.read_leases import load_leased
 
 CALL_S = 60.0
 """One call to the store, with all its tries."""
@@ -34,7 +37,7 @@ class Tabled:
     """The notes of all tables of a store.
 
     Attributes:
-        named: objects that a table names.
+        named: objects that a table names, or that a query reads under a lease.
         left: objects that left a table, with the last time of that.
     """
 
@@ -42,14 +45,16 @@ class Tabled:
     left: dict[str, int] = field(default_factory=dict)
 
 
-async def load_tabled(store: ObjectStore) -> Tabled:
-    """Read all notes.
+async def load_tabled(store: ObjectStore, now_us: int) -> Tabled:
+    """Read all notes, and all leases that hold.
 
+    Args:
+        now_us: µs since 1970 UTC.
     Raises:
         Corrupt: one cannot be read.
         Retryable: the store does not answer.
     """
-    found = Tabled()
+    found = Tabled(named=await load_leased(store, now_us))
     for name in await _notes(store):
         try:
             data, _ = await store.read(name, timeout_s=CALL_S)

@@ -34,6 +34,7 @@ from cordwood.storage.said_once import SaidOnce
 from cordwood.tier.collect import Collected, collect_log, collect_shared, retire_log
 from cordwood.tier.log_manifest import LogManifest
 from cordwood.tier.origin import check_origin
+from cordwood.tier.read_leases import drop_ended_leases
 from cordwood.tier.repair import find_logs, is_lost
 from cordwood.tier.table_notes import Tabled, load_tabled
 from cordwood.tiered import Head
@@ -75,7 +76,7 @@ class Tend:
     async def look(self, client: Store, mine: Mapping[int, LogInfo]) -> None:
         """One pass over the logs of this node."""
         try:
-            tabled = await load_tabled(await self._objects.store()) if mine else None
+            tabled = await self._tabled() if mine else None
         except CordwoodError as error:
             self._said.warning(f"nothing of main storage is collected: {error}")
             return
@@ -84,6 +85,9 @@ class Tend:
                 await self._follow(client, info, tabled)
             except CordwoodError as error:
                 self._said.warning(f"log {log}: main storage keeps more than it has to: {error}")
+
+    async def _tabled(self) -> Tabled:
+        return await load_tabled(await self._objects.store(), self._now_us())
 
     async def look_at_the_rest(
         self, connect: Callable[[], AbstractAsyncContextManager[Store]]
@@ -200,6 +204,7 @@ class Tend:
 
     async def _collect_shared(self) -> None:
         store = await self._objects.store()
+        await drop_ended_leases(store, self._now_us())
         host, name = self._objects.host, self._objects.name
 
         def manifest_of(log: int) -> LogManifest:

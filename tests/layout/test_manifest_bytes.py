@@ -12,12 +12,14 @@ from cordwood.errors import ChecksumMismatch, Corrupt, Malformed
 from cordwood.layout.manifest import (
     object_name,
     pack_head,
+    pack_lease,
     pack_origin,
     pack_owner,
     pack_page,
     page_name,
     parse_page_name,
     unpack_head,
+    unpack_lease,
     unpack_origin,
     unpack_owner,
     unpack_page,
@@ -203,6 +205,18 @@ def test_an_origin_is_read_as_it_was_written_and_no_damage_passes():
     for damaged in (*bit_flips(data), *truncations(data)):
         with pytest.raises(Corrupt):
             unpack_origin(7, damaged)
+
+
+def test_a_lease_comes_back_and_no_damage_passes() -> None:
+    names = ["logs/0000000000000007/objects/a.parquet", "shared/20261124/b.parquet"]
+    data = pack_lease("spark orders", names)
+    first, _, rest = data.partition(b"\n")
+    assert first.startswith(b"cordwood lease 1 ")
+    assert rest == b'["spark orders",["%b","%b"]]' % tuple(map(str.encode, names))
+    assert unpack_lease("leases/x", data) == names
+    for damaged in (*bit_flips(data), *truncations(data), pack_origin(7, 1)):
+        with pytest.raises(Corrupt):
+            unpack_lease("leases/x", damaged)
 
 
 def test_an_owner_comes_back_and_no_damage_passes() -> None:

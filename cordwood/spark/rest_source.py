@@ -1,0 +1,117 @@
+"""The part of a scan that files do not give: given ranges of logs, read as the source reads them.
+
+`scan_logs` settles on the driver which ranges Spark's own reader gives, and hands the others to
+this source. It is the batch reader of `format("cordwood")` in all else: the same tasks, the same
+gaps, the same losses.
+
+Source: docs/spark.md, "Spark's own Parquet reader".
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from pyspark.sql.datasource import DataSource, DataSourceReader, Filter, InputPartition
+from pyspark.sql.types import StructType
+
+from cordwood.spark.options import SourceOptions, parse_options
+from cordwood.spark.pushdown import Narrowed, narrow
+from cordwood.spark.source import SliceReader, plan_partitions, spark_schema
+from cordwood.spark.splitting import Slice
+
+NAME = "cordwood_rest"
+RANGES = "cordwood.rest.ranges"
+"""The option with the ranges and the columns, as `Rest.to_json` writes it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rest:
+    """What is read.
+
+    Attributes:
+        slices: of logs, without marks of objects.
+        columns: the wanted columns, in order.
+    """
+
+    slices: tuple[Slice, ...]
+    columns: tuple[str, ...]
+
+    def to_json(self) -> str:
+        """As text, for an option; LSNs need 64 bits."""
+        slices = [[each.log_id, each.name, each.start, each.stop] for each in self.slices]
+        return json.dumps([slices, self.columns])
+
+    @classmethod
+    def of_json(cls, text: str) -> Rest:
+        """What `to_json` wrote."""
+        slices, columns = json.loads(text)
+        return cls(tuple(Slice(*each) for each in slices), tuple(columns))
+
+
+class RestSource(DataSource):
+    """See the module. Options: the source's, and RANGES."""
+
+    @classmethod
+    def name(cls) -> str:
+        """What `format` is given."""
+        return NAME
+
+    def schema(self) -> StructType:
+        """The wanted columns."""
+        return spark_schema(Rest.of_json(self.options[RANGES]).columns)
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        """A batch."""
+        rest = Rest.of_json(self.options[RANGES])
+        given: Mapping[str, str] = {
+            name: value for name, value in self.options.items() if name.lower() != RANGES
+        }
+        options = replace(parse_options(given), columns=rest.columns)
+        kind = RestFilteringReader if options.pushdown else RestReader
+        return kind(options, rest.slices)
+
+
+class RestReader(SliceReader, DataSourceReader):
+    """Plans the tasks of the ranges."""
+
+    def __init__(self, options: SourceOptions, slices: Sequence[Slice]) -> None:
+        self._options = options
+        self._slices = slices
+        self._narrowed = Narrowed()
+
+    def partitions(self) -> list[InputPartition]:
+        """Plan the tasks.
+
+        Raises:
+            DataLoss: records are gone, and failOnDataLoss is true.
+            Retryable: the cluster did not answer in time.
+        """
+        from cordwood.spark.catalog import Catalog
+
+        catalog = Catalog(self._options)
+        there = catalog.all_logs()
+        slices = [part for each in self._slices for part in self._left(each)]
+        catalog.check_there(there, {each.log_id: each.start for each in reversed(slices)})
+        # A log that was deleted since is left out, as by the source.
+        found = [each for each in slices if each.log_id in there]
+        planned: list[Any] = plan_partitions(catalog, found, self._options)
+        return planned
+
+    def _left(self, each: Slice) -> list[Slice]:
+        """What filters leave of a range: one or none."""
+        if not self._narrowed.logs({each.log_id: each.name}):
+            return []
+        ranges = self._narrowed.ranges({each.log_id: (each.start, each.stop)})
+        return [replace(each, start=start, stop=stop) for start, stop in ranges.values()]
+
+
+class RestFilteringReader(RestReader):
+    """Reads less where Spark's filters say so; see `source.CordwoodFilteringReader`."""
+
+    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802
+        """Take the filters on log, log_id and lsn; return the filters left to Spark."""
+        self._narrowed, left = narrow(filters)
+        return left

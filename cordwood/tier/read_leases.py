@@ -1,0 +1,104 @@
+"""Read leases: objects that a running query reads, noted in the store. Collection keeps them.
+
+A program that reads objects by their names alone, as Spark's own Parquet reader does, cannot look
+for a newer object when a merge or a trim took one away. So the query notes the names of its objects
+first, for a time. Until then no collection deletes them, whatever manifests say.
+
+A lease is an object `leases/<until>-<random>`. Its name says until when it holds, so a collection
+needs to read only those that hold. A lease that holds and cannot be read keeps every object, as a
+note of a table does. A holder that dies leaves a lease that ends by itself.
+
+Source: docs/objects.md, "Read leases".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+from cordwood.errors import Malformed, NoObject
+from cordwood.host.seams import Host
+from cordwood.layout.manifest import pack_lease, unpack_lease
+from cordwood.layout.object_names import LEASES, lease_name, lease_until_us
+from cordwood.tier.object_store import DELETE_MAX, LIST_MAX, ObjectStore
+
+CALL_S = 60.0
+"""One call to the store, with all its tries."""
+
+LEASE_NAMES_MAX = 20_000
+"""Names in one lease: 2 MB. A query of more objects holds several leases."""
+
+
+async def hold_objects(
+    store: ObjectStore, host: Host, holder: str, names: Collection[str], lease_s: float
+) -> list[str]:
+    """Keep objects from being deleted for some time.
+
+    Race: a collection that began before may delete an object that was let go of before. So the
+    caller reads the manifest again after this call. A collection that began before the call and
+    goes on after it keeps the objects that were let go of later, for their grace.
+
+    Args:
+        holder: of the lease, for people.
+        lease_s: seconds from now on, by this machine's clock.
+    Returns:
+        The names of the leases, for `end_leases`.
+    Raises:
+        OutcomeUnknown, Retryable: the store does not answer.
+        CordwoodError: the store takes no writes.
+    """
+    until_us = host.clock.now_us() + round(lease_s * 1e6)
+    ordered, leases = sorted(names), []
+    for at in range(0, len(ordered), LEASE_NAMES_MAX):
+        lease = lease_name(until_us, host.random.getrandbits(64))
+        content = pack_lease(holder, ordered[at : at + LEASE_NAMES_MAX])
+        await store.put(lease, [content], timeout_s=CALL_S)
+        leases.append(lease)
+    return leases
+
+
+async def end_leases(store: ObjectStore, leases: Sequence[str]) -> None:
+    """End leases before their time; a lease that has ended stays ended."""
+    for at in range(0, len(leases), DELETE_MAX):
+        await store.delete(leases[at : at + DELETE_MAX], timeout_s=CALL_S)
+
+
+async def load_leased(store: ObjectStore, now_us: int) -> set[str]:
+    """The names of all objects that a lease keeps.
+
+    Raises:
+        Corrupt: a lease that holds cannot be read.
+        Retryable: the store does not answer.
+    """
+    leased: set[str] = set()
+    for name, until_us in await _leases(store):
+        if until_us < now_us:
+            continue
+        try:
+            data, _ = await store.read(name, timeout_s=CALL_S)
+        except NoObject:
+            continue  # its holder ended it just now
+        leased.update(unpack_lease(name, data))
+    return leased
+
+
+async def drop_ended_leases(store: ObjectStore, now_us: int) -> int:
+    """Delete the leases whose time is over. Returns their number."""
+    ended = [name for name, until_us in await _leases(store) if until_us < now_us]
+    await end_leases(store, ended)
+    return len(ended)
+
+
+async def _leases(store: ObjectStore) -> list[tuple[str, int]]:
+    """Each lease and until when it holds; foreign names are left alone."""
+    found: list[tuple[str, int]] = []
+    after = ""
+    while True:
+        page = await store.list_page(LEASES, after=after, timeout_s=CALL_S)
+        for info in page:
+            try:
+                found.append((info.name, lease_until_us(info.name)))
+            except Malformed:
+                continue
+        if len(page) < LIST_MAX:
+            return found
+        after = page[-1].name
