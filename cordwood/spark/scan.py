@@ -319,8 +319,7 @@ class _Planner:
         """
         if self._must_scan:
             raise BadSetting(
-                f"{why}. must_scan=True refuses to read this by the source: leave it out, or give "
-                "the session the module, the credentials and the endpoint of the store "
-                '(docs/spark.md, "Spark\'s own Parquet reader")'
+                f"{why}. must_scan=True refuses to read this by the source. Leave it out, or give "
+                "the session what it needs to read the store (docs/spark.md says what)"
             )
         logger.warning('read by format("cordwood"), and not by Spark\'s own reader: %s', why)
