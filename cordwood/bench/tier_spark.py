@@ -183,13 +183,13 @@ def _measure(
         # The figure's name, and the DataFrame that it is measured on.
         ways = (("tier_spark", ours), ("tier_spark_scan", scan))
         told = "spark.read.parquet of the same files and columns"
+        for _, query in queries:
+            for _, made in ways:
+                _same(query(spark, plain()), query(spark, made()))  # what starts, starts here
         parameters["plan_ms"] = round(1000 * _seconds(scan), 1)
         figures = []
         for word, query in queries:
             samples: dict[str, list[Sample]] = {name: [] for name, _ in ways}
-            for _, made in ways:
-                # Workers start here, and not in the first repeat.
-                _same(query(spark, plain()), query(spark, made()))
             for repeat in range(repeats):
                 # Right after its reference: other programs share the cores, and come and go.
                 for name, made in ways:
