@@ -71,6 +71,8 @@ class TestByTime:
             newer = (await store.create_log("newer", attributes=short)).log_id
             await store.create_log("log", attributes=short)
             logs = [await store.open_log(name) for name in ("newer", "log")]
+            for log in logs:
+                await log.append_nowait(b"their sequencers begin")
             found = await cluster.metadata.get(id_key(newer))
             assert found is not None
             unknown = found.value.replace(b'"attributes":{', b'"attributes":{"x":1,')
