@@ -243,6 +243,11 @@ async def a_hand_over_is_cancelled_within_a_block(cluster: ClusterAtHand) -> Non
             found[log].append(int(item.value))
             return log
 
+        async def go_on() -> None:
+            async with asyncio.timeout(MEMBER_TTL_S):
+                while True:
+                    await step()
+
         while await step() != "/a":
             pass
         second = await admin.consumer("group", "a", "b", member="m2", save_every_s=None)
@@ -265,9 +270,7 @@ async def a_hand_over_is_cancelled_within_a_block(cluster: ClusterAtHand) -> Non
         with pytest.raises(asyncio.CancelledError):
             await reading
         with pytest.raises(TimeoutError):
-            async with asyncio.timeout(MEMBER_TTL_S):
-                while True:
-                    await step()
+            await go_on()
         await starting
         for log, more in (await drained(second)).items():
             found[log] += more
