@@ -49,14 +49,14 @@ class LedgerChecking:
         *,
         share: float,
         fills: bool,
-        settled: bool,
+        settled: bool = False,
         on_progress: OnProgress,
     ) -> None:
         """
         Args:
             share: share of the entries between the ends of each fragment to check.
             fills: whether to store missing copies of settled fragments.
-            settled: whether to check settled fragments only.
+            settled: whether to check settled fragments only, and not the newest one.
         """
         metadata = opened.metadata
         self._opened = opened
