@@ -57,7 +57,7 @@ EVENTS_REPLICATED = scenario(
 
 
 def _losing_events(options: RunOptions) -> RunOptions:
-    """What is said of nodes is in the event log, and records of it are lost with two nodes."""
+    """The events of nodes are in the event log, and some of its records are lost with two nodes."""
     cluster = replace(options.cluster, replicated_events=True, weights={}, refresh_s=REFRESH_S,
                       attributes=LogAttributes())  # fmt: skip
     faults = replace(options.faults, damage=Damage.NONE)
