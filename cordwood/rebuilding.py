@@ -267,7 +267,8 @@ class Restated(Struct, frozen=True, tag="restated", forbid_unknown_fields=True):
     """The events begin anew from a set, because records of the event log are lost.
 
     Attributes:
-        number: of this restatement; they rise.
+        number: LSN of the log's tail as this restatement began. Numbers rise, and none comes again.
+            Earlier versions counted from 1: their numbers are below any LSN.
         set: the furthest set that is known: what all records up to `set.through` amount to.
         nodes: every node of the cluster as its writer knows it: the donors that look again.
     """

@@ -403,11 +403,13 @@ class ReplicatedEventLog:
             return
         if follower.is_whole and self._fence <= follower.set.restated:
             return
-        self._tail = int(await store.tail(EVENT_LOG))
-        if not follower.has_read(self._tail):
+        tail = self._tail = int(await store.tail(EVENT_LOG))
+        if not follower.has_read(tail):
             return
         base = await self._stored.read_base()
         assert base is not None, "events move once, and nothing deletes the base"
+        if follower.is_whole and base.fence <= follower.set.restated:
+            return  # the restated set of another node was read meanwhile
         if follower.adopt(base.set, base.set.through):
             self._on_set()
             return
@@ -428,9 +430,11 @@ class ReplicatedEventLog:
             return
         # From here on the word of a node that comes back is in the base that is read here, or the
         # node finds the fence and does not count before the restated set does.
-        base = await self._stored.fence(step.set.restated)
+        base = await self._stored.fence(tail)
         found = furthest([step.set, base.set])
-        if base.fence <= found.restated:
+        # The number stands for what is behind this tail. A restated set that was stored, and lost,
+        # since the tail was asked has the same number.
+        if base.fence <= found.restated or int(await store.tail(EVENT_LOG)) != tail:
             return
         nodes = tuple(sorted(int(each.node) for each in members))
         async with self._saying:

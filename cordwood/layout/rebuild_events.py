@@ -60,6 +60,7 @@ class Base(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     Attributes:
         set: the log goes on from it.
         fence: number of the last restatement that was begun: no set without it becomes the base.
+            0 before the first.
     """
 
     set: RebuildingSet

@@ -221,12 +221,15 @@ class StoredEventLog:
         assert stored is not None, "a base was there"
         return read_base(stored)
 
-    async def fence(self, restated: int) -> Base:
-        """Begin a restatement, or go on with a restatement that was begun: from here on the base
-        takes no set without it.
+    async def fence(self, tail: int) -> Base:
+        """Begin a restatement behind `tail`, or go on with a restatement that was begun there: from
+        here on the base takes no set without it.
+
+        The fence is the tail. So nodes that restate the same log agree on the number, and a number
+        never comes again: after a restated set that was stored and is lost, the tail is later.
 
         Args:
-            restated: number of the last restatement in the set that is to be restated.
+            tail: LSN of the event log's tail, as its sequencer told it.
         Returns:
             The base. All that is in its set must be in the restated set.
         """
@@ -234,9 +237,7 @@ class StoredEventLog:
         def decide(found: bytes | None) -> bytes | None:
             assert found is not None, "events move once, and nothing deletes the base"
             base = read_base(found)
-            if base.fence > max(restated, base.set.restated):
-                return None
-            return pack_base(Base(base.set, max(restated, base.fence, base.set.restated) + 1))
+            return None if base.fence >= tail else pack_base(Base(base.set, tail))
 
         stored = await change_repeatably(self._store, _KEY, decide)
         assert stored is not None, "a base was there"

@@ -95,6 +95,14 @@ async def _kept_beyond_the_fence(
     return Base(base.set)
 
 
+async def _fenced_by_an_earlier_number(right: Any, self: StoredEventLog, tail: int) -> Base:
+    base = await self.read_base()
+    if base is not None and base.fence > base.set.restated:
+        return base
+    begun: Base = await right(self, tail)
+    return begun
+
+
 class _NeverKept:
     """Adds events, and leaves the base as it is."""
 
@@ -144,6 +152,10 @@ BUGS = (
                "restated",
                at(StoredEventLog.note_base).around(_kept_beyond_the_fence),
                scene="tests/storage/test_event_log_cluster.py"),
+    PlantedBug("restatement-number-again", "a restatement takes the number of an earlier "
+               "restatement, whose set was stored and is lost: a node that read the lost set counts",
+               at(StoredEventLog.fence).around(_fenced_by_an_earlier_number),
+               scene="tests/metadata/test_event_log_fences.py"),
     PlantedBug("restated-anywhere", "the furthest set is appended without a condition on the tail "
                "of the event log: an event that came in between is forgotten",
                at(ReplicatedEventLog._append).around(_restated_anywhere),
