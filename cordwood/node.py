@@ -473,14 +473,9 @@ class Node:
             self._read_statuses,
         )
         activation = Activation(
-            self.settings.node,
-            recovery,
-            tools,
-            lambda: self._members,
-            self._refresh_members,
-            self._gossip,
-            self._logs,
-        )
+            self.settings.node, recovery, tools, lambda: self._members, lambda: self._said,
+            self._refresh_members, self._gossip, self._logs,
+        )  # fmt: skip
         self._sequencer = SequencerRole(
             self.settings.node,
             self.host,

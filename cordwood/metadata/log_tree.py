@@ -49,6 +49,7 @@ from cordwood.metadata.log_info import LogInfo
 from cordwood.metadata.log_numbers import LOG_ID_MAX, LogNumbers
 from cordwood.metadata.log_rights import Check, anybody
 from cordwood.metadata.store import MetadataStore, Versioned
+from cordwood.protocol.event_log import event_log_nodes
 
 RENAMES_MAX = 4
 """Renames of one log between two readings of it, one after the other; a person makes them."""
@@ -198,8 +199,8 @@ class LogTree:
         """The event log, which has no entry and is always there: it is replicated as logs at the
         root are, over so few nodes that R - 1 of them seldom go at once. One round trip."""
         scopes = self._whole("/", LogAttributes(), await self.directories()).replicate_across
-        copies = LogAttributes(replicate_across=scopes).over(DEFAULTS).replication.copies
-        own = LogAttributes(replicate_across=scopes, nodeset_size=2 * copies + 1)
+        replication = LogAttributes(replicate_across=scopes).over(DEFAULTS).replication
+        own = LogAttributes(replicate_across=scopes, nodeset_size=event_log_nodes(replication))
         return LogInfo(EVENT_LOG, EVENT_LOG_NAME, own=own, attributes=own.over(DEFAULTS))
 
     async def list(self, prefix: str = "/", *, only_readable: bool = False) -> list[LogInfo]:

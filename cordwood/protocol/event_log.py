@@ -72,6 +72,36 @@ def has_place(nodeset: Nodeset, replication: Replication) -> bool:
     return lost > 0 and can_lose(lost, nodeset, replication)
 
 
+def event_log_nodes(replication: Replication) -> int:
+    """The size of the event log's nodeset: so few nodes that R - 1 of them seldom go at once."""
+    return 2 * replication.copies + 1
+
+
+def replication_with_place(nodeset: Nodeset, asked: Replication) -> Replication:
+    """The replication of the event log among these nodes: the nearest to that of the root with
+    which they can record a loss (`has_place`).
+
+    The events do not move back. An operator may have changed the root since they moved into the
+    log, or may have removed nodes.
+
+    Args:
+        nodeset: the members that take records by the metadata store. Those that the event log
+            calls lost or drained are among them: otherwise a drain would change the replication.
+        asked: of logs at the root.
+    Returns:
+        `asked` if it can be. Otherwise as many copies as can be, up to those asked for and at
+        least two, over as many domains as can be; `asked` if none can be.
+    Source: docs/protocol/event-log.md, "What the metadata store keeps".
+    """
+    for copies in range(max(asked.copies, 2), 1, -1):
+        for domains in range(copies, 0, -1):
+            wider = tuple((scope, min(count, domains)) for scope, count in asked.wider)
+            found = Replication(copies, min(asked.racks, domains), wider if domains > 1 else ())
+            if has_place(nodeset, found):
+                return found
+    return asked
+
+
 class Verdict(enum.Enum):
     """The effect of an event."""
 

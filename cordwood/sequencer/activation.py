@@ -25,7 +25,8 @@ from cordwood.log_attributes import DEFAULTS, LogAttributes
 from cordwood.lsn import EVENT_LOG, LogId
 from cordwood.metadata.epoch_store import Configuration, EpochRecord, Wanted
 from cordwood.metadata.log_tree import LogTree
-from cordwood.nodes import Authority, Member, NodeId, Nodeset
+from cordwood.nodes import Authority, Member, NodeId, Nodeset, Replication
+from cordwood.protocol.event_log import event_log_nodes, replication_with_place
 from cordwood.protocol.producers import ProducerTable
 from cordwood.quorum.nodeset_selection import choose_nodeset
 from cordwood.recovery.recover_log import Begins, Recovered, RecoveryTools, recover_log, seal_log
@@ -84,6 +85,7 @@ class Activation:
         recovery: RecoveryTools,
         tools: AppenderTools,
         members: Callable[[], Mapping[NodeId, Member]],
+        said: Callable[[], tuple[Member, ...]],
         refresh_members: Callable[[], Awaitable[None]],
         view: View,
         logs: LogTree,
@@ -95,6 +97,7 @@ class Activation:
         self._recovery = recovery
         self._tools = tools
         self._members = members
+        self._said = said
         self._refresh_members = refresh_members
         self._taken: dict[int, tuple[int, EpochRecord]] = {}
         # By log: an epoch, and the known append times at its begin.
@@ -216,12 +219,20 @@ class Activation:
             # Its recovery counts on every node of its nodeset: take only nodes that have their data
             # by the metadata store, because the event log may not be believed about itself.
             there = [each for each in members.values() if each.authority is FULLY]
+            replication = self._of_event_log(replication)
+            size = event_log_nodes(replication)
             nodes = choose_nodeset(log, there, replication, size)
         if nodes is None:
             nodes = choose_nodeset(log, members.values(), replication, size)
         if nodes is None:
             return None
         return Configuration.of(Nodeset(tuple(members[node] for node in nodes)), replication)
+
+    def _of_event_log(self, asked: Replication) -> Replication:
+        """The replication of the event log, which may not be what the root asks for."""
+        # Without what the event log adds: a node that is drained for an hour changes nothing.
+        able = tuple(member for member in self._said() if member.weight > 0)
+        return replication_with_place(Nodeset(able), asked) if able else asked
 
     def able(self) -> frozenset[NodeId]:
         """The members that take new records."""

@@ -18,11 +18,12 @@ from cordwood.errors import OutcomeUnknown
 from cordwood.layout.rebuild_events import Base, read_record
 from cordwood.lsn import EVENT_LOG
 from cordwood.metadata.event_log import EventLog, StoredEventLog
-from cordwood.nodes import Member, NodeId
+from cordwood.nodes import Member, NodeId, Replication
 from cordwood.protocol import event_log_restating
 from cordwood.protocol.event_log import apply
 from cordwood.protocol.event_log_follower import EventFollower, Taken
 from cordwood.rebuilding import RebuildEvent, RebuildingSet, Restated
+from cordwood.sequencer.activation import Activation
 from cordwood.sim.planted.bug import PlantedBug, at
 from cordwood.sim.planted.rebuilding_scenarios import EVENTS_LOST, EVENTS_REPLICATED
 from cordwood.storage.rebuild import donor
@@ -103,6 +104,10 @@ async def _fenced_by_an_earlier_number(right: Any, self: StoredEventLog, tail: i
     return begun
 
 
+def _as_asked(self: Activation, asked: Replication) -> Replication:
+    return asked
+
+
 class _NeverKept:
     """Adds events, and leaves the base as it is."""
 
@@ -168,6 +173,10 @@ BUGS = (
                "not told: it gives nothing while the store is away",
                at(heard_nodesets, within=donor).instead(_nothing_heard),
                scene="tests/storage/test_event_log_cluster.py"),
+    PlantedBug("event-log-as-asked", "the event log is replicated as the root asks, although its "
+               "nodes cannot record a loss so: after a loss no event is added, and no node rebuilt",
+               at(Activation._of_event_log).instead(_as_asked),
+               scene="tests/storage/test_event_log_place.py"),
     PlantedBug("events-moved-early", "events move into the event log while a node runs a version "
                "that does not follow it: it goes on by an older set",
                at(StoredEventLog.not_following).instead(_all_follow),
