@@ -79,6 +79,20 @@ def _at(metadata: LedgerMetadata, place: LostPlace) -> Fragment | None:
     return next((each for each in metadata.settled if each.first == place.first), None)
 
 
+def may_join(found: LedgerMetadata, place: LostPlace, node: int) -> bool:
+    """Whether a node may still get the copies of a lost place of a ledger that was not closed.
+
+    Not if another repair has filled the place, or has named this node in another place of the
+    fragment: a fragment has distinct nodes.
+
+    Args:
+        found: the present metadata.
+    """
+    fragment = fragment_of(found, place)
+    is_free = fragment is not None and node not in fragment.nodes
+    return is_free and found.state is not LedgerState.CLOSED
+
+
 def may_go_on(found: LedgerMetadata, place: LostPlace, node: int) -> bool:
     """Whether a repair of a ledger that was not closed may name its node although another client
     has changed the metadata meanwhile.
@@ -89,10 +103,26 @@ def may_go_on(found: LedgerMetadata, place: LostPlace, node: int) -> bool:
     Args:
         found: the present metadata.
     """
-    if found.state is LedgerState.CLOSED or node not in found.joining:
-        return False
-    fragment = fragment_of(found, place)
-    return fragment is not None and node not in fragment.nodes
+    return node in found.joining and may_join(found, place, node)
+
+
+def is_finished(
+    before: LedgerMetadata, after: LedgerMetadata, filled: Collection[LostPlace], is_lost: IsLost
+) -> bool:
+    """Whether a repair has filled every lost place of the fragments that were settled when it
+    began.
+
+    Race: another repair may name a node that was lost after it got its copies. This repair had not
+    found that place among the lost ones.
+
+    Args:
+        before, after: the metadata when the repair began, and at its end.
+        filled: places that the repair filled, each with the node that it filled.
+    """
+    return all(
+        place.first > before.settled_last or place in filled
+        for place in lost_places(after, is_lost)
+    )
 
 
 def ended(

@@ -10,9 +10,11 @@ from cordwood.protocol.ledger_repair import (
     ended,
     entries_of,
     fragment_of,
+    is_finished,
     is_named,
     lost_places,
     may_go_on,
+    may_join,
 )
 
 OPEN = LedgerMetadata(
@@ -96,7 +98,25 @@ def test_a_named_node_is_known() -> None:
     assert fragment_of(MOVED, LostPlace(20, 29, 1, 5)) == Fragment(20, (1, 5, 4))
 
 
+def test_no_node_joins_for_a_place_that_another_repair_changed() -> None:
+    assert may_join(OPEN, FIRST, 9)
+    assert not may_join(OPEN.with_node(0, 1, 8), FIRST, 9)
+    assert not may_join(OPEN.with_node(0, 2, 9), FIRST, 9)
+    assert not may_join(OPEN.closed(24, 9), FIRST, 9)
+
+
 class TestEnd:
+    def test_a_lost_node_that_another_repair_named_is_not_filled(self) -> None:
+        named = OPEN.with_node(0, 0, 9)
+        assert is_finished(OPEN, named, set(), lambda node: node == 8)
+        assert not is_finished(OPEN, named, set(), lambda node: node == 9)
+        # The repair filled that place itself, and the node counts as lost still.
+        assert is_finished(OPEN, named, {LostPlace(0, 9, 0, 9)}, lambda node: node == 9)
+
+    def test_fragments_that_were_settled_after_the_beginning_do_not_count(self) -> None:
+        assert lost_places(MOVED, lambda node: node == 5) == [LostPlace(20, 29, 1, 5)]
+        assert is_finished(OPEN, MOVED, set(), lambda node: node == 5)
+
     def test_an_open_ledger_keeps_the_nodes_of_other_repairs(self) -> None:
         joining = OPEN.with_joining(9).with_joining(8).with_joining(2)
         assert ended(joining, {9}, is_two, was_closed=False).joining == (8,)

@@ -22,6 +22,7 @@ from test_ledger_autorecovery_cluster import (
 
 from cordwood.admin import ledger_autorecovery
 from cordwood.client.ledgers.ledger_metadata_calls import LedgerMetadataCalls
+from cordwood.client.ledgers.ledger_repair import LedgerRepair
 from cordwood.client.ledgers.readable_ledger import ReadableLedger
 from cordwood.errors import LedgerFenced, OutcomeUnknown, Rejected, TooFewNodes
 from cordwood.layout.message_ledgers import LacReply
@@ -319,6 +320,90 @@ async def a_node_restarts_before_it_is_named_in_a_changed_ledger(cluster: Cluste
         assert spare in (await store.ledgers.metadata(made.ledger_id)).fragments[0].nodes
 
 
+async def another_repair_names_the_node_first(cluster: ClusterAtHand) -> None:
+    """Two repairs fill two places of a fragment. Both choose the only free node."""
+    async with cluster.client(timeout_s=60) as store, cluster.client(timeout_s=60) as other:
+        made = await store.ledgers.create(**E3)
+        await made.append_many(payloads(20))
+        before = made.metadata.newest.nodes
+        (spare,) = {*range(1, 5)} - {*before}
+        cluster.kill(before[0])
+        await made.append_many(payloads(20))
+        await asyncio.sleep(10)
+        await made.append_many(payloads(20))
+        right, others = LedgerMetadataCalls.set, [other]
+
+        async def set_late(
+            self: LedgerMetadataCalls, version: int, metadata: LedgerMetadata
+        ) -> tuple[Versioned, bool]:
+            if spare in metadata.joining and others:
+                await others.pop().ledgers.repair(made.ledger_id, nodes=[before[0]], older=True)
+            return await right(self, version, metadata)
+
+        with pytest.MonkeyPatch.context() as patched:
+            swap(patched, LedgerMetadataCalls.set, set_late)
+            with pytest.raises(Rejected, match="meanwhile"):
+                await store.ledgers.repair(made.ledger_id, nodes=[before[1]], older=True)
+        found = await store.ledgers.metadata(made.ledger_id)
+        assert found.fragments[0].nodes == (spare, *before[1:])
+
+
+async def a_node_loses_its_disk_and_another_repair_names_it(cluster: ClusterAtHand) -> None:
+    """A worker has looked for lost places already when another repair names the node."""
+    cluster.add_nodes(1)
+    await cluster.start(5)
+    async with cluster.client(timeout_s=300) as store:
+        made = await store.ledgers.create(**E3)
+        await made.append_many(payloads(20))
+        before = made.metadata.newest.nodes
+        cluster.kill(before[0])
+        await made.append_many(payloads(20))
+        await asyncio.sleep(10)
+        await made.append_many(payloads(20))
+        newest = made.metadata.newest.nodes
+        (spare,) = {*range(1, 6)} - {*before, *newest}
+        (away,) = {*newest} - {*before}
+        # The only node that the repair can choose is then one that the writer does not write to.
+        cluster.kill(away)
+        # The node is back, and has marked the ledger, before a worker looks.
+        await store.ledgers.switch_autorecovery(on=False)
+        await asyncio.sleep(5)
+        set_now, end_now = LedgerMetadataCalls.set, LedgerRepair._end
+        has_looked, is_named = asyncio.Event(), asyncio.Event()
+
+        async def set_late(
+            self: LedgerMetadataCalls, version: int, metadata: LedgerMetadata
+        ) -> tuple[Versioned, bool]:
+            if spare in metadata.fragments[0].nodes and not has_looked.is_set():
+                lose_disk(cluster, spare)
+                await cluster.start(before[0], away)
+                await call_lost(cluster, spare)
+                cluster.keep_starting(spare)
+                await until(lambda: spare in cluster.running and spare not in lost_nodes(cluster))
+                await store.ledgers.switch_autorecovery(on=True)
+                await has_looked.wait()
+            return await set_now(self, version, metadata)
+
+        async def end_late(self: LedgerRepair) -> Versioned:
+            if not is_named.is_set() and self._opened.metadata.fragments[0].nodes == before:
+                has_looked.set()
+                await is_named.wait()
+            return await end_now(self)
+
+        with pytest.MonkeyPatch.context() as patched:
+            swap(patched, LedgerMetadataCalls.set, set_late)
+            swap(patched, LedgerRepair._end, end_late)
+            moved = asyncio.ensure_future(
+                store.ledgers.repair(made.ledger_id, nodes=[before[0]], older=True)
+            )
+            async with asyncio.timeout(200):
+                await has_looked.wait()
+            assert await moved == {before[0]: spare}
+            is_named.set()
+        await until_settled_whole(cluster, store, made.ledger_id, timeout_s=WHOLE_S)
+        assert await made.append(b"more") == 60
+
+
 SCENES: dict[str, Scene] = {
     "ledger-repair-last-fragment": a_node_is_lost,
     "ledger-repair-unmarked": a_node_is_back_before_anybody_looks,
@@ -333,6 +418,8 @@ SCENES: dict[str, Scene] = {
     "ledger-repair-drained-stays": a_node_is_drained_whose_ledgers_are_written,
     "ledger-repair-copies-first": a_node_of_a_repair_loses_its_disk,
     "ledger-repair-of-another-run": a_node_restarts_before_it_is_named_in_a_changed_ledger,
+    "ledger-repair-named-twice": another_repair_names_the_node_first,
+    "ledger-repair-misses-others": a_node_loses_its_disk_and_another_repair_names_it,
     "ledger-recovery-copies-first": a_node_of_a_recovery_loses_its_disk,
     "ledger-check-metadata-first": a_writer_goes_on_elsewhere_before_a_check_hears_its_lac,
     "ledger-check-believes": a_node_lost_entries_without_a_word,
@@ -340,7 +427,9 @@ SCENES: dict[str, Scene] = {
     "ledger-check-fills-nothing": a_node_lost_entries_without_a_word,
 }
 
-CAUGHT = (AssertionError, TimeoutError, LedgerFenced, OutcomeUnknown, pytest.fail.Exception)
+CAUGHT = (
+    AssertionError, TimeoutError, ValueError, LedgerFenced, OutcomeUnknown, pytest.fail.Exception,
+)  # fmt: skip
 
 
 @pytest.mark.parametrize("scene", [*dict.fromkeys(SCENES.values())], ids=lambda s: s.__name__)

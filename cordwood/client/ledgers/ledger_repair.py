@@ -80,6 +80,7 @@ class LedgerRepair:
         self._older = older
         self._was_closed = opened.metadata.state is LedgerState.CLOSED
         self._used: set[int] = set()
+        self._filled: set[LostPlace] = set()
 
     async def run(self) -> None:
         """Repair every fragment, or those before the last of a ledger that is not closed.
@@ -103,7 +104,9 @@ class LedgerRepair:
         self._opened._raise_to(metadata.settled_last)
         for place in rule.lost_places(metadata, self._is_lost):
             await self._repair(place)
-        await self._end()
+        after = await self._end()
+        if not rule.is_finished(metadata, after.metadata, self._filled, self._is_lost):
+            raise self._overtaken()
 
     async def _repair(self, place: LostPlace) -> None:
         """Replace a lost node in a fragment."""
@@ -119,7 +122,7 @@ class LedgerRepair:
         if node != place.lost:
             self._used.add(node)
             if node not in held.metadata.joining:
-                held = await self._announce(held, node)
+                held = await self._announce(held, place, node)
         copying = _Copying(self._cluster, held.metadata, node)
         entries = rule.entries_of(place, held.metadata.striping)
         at = 0
@@ -133,17 +136,18 @@ class LedgerRepair:
         if node != place.lost:
             await self._name(held, place, node, copying)
         self.moved[place.lost] = node
+        self._filled.add(place._replace(lost=node))
 
-    async def _announce(self, held: Versioned, node: int) -> Versioned:
+    async def _announce(self, held: Versioned, place: LostPlace, node: int) -> Versioned:
         """Say that a node gets copies, before the first one; the metadata then."""
 
         def joining(found: LedgerMetadata) -> LedgerMetadata:
             return found if node in found.joining else found.with_joining(node)
 
-        async def is_open(found: LedgerMetadata) -> bool:
-            return found.state is not LedgerState.CLOSED
+        async def may_join(found: LedgerMetadata) -> bool:
+            return rule.may_join(found, place, node)
 
-        return await self._change(held, joining, is_open)
+        return await self._change(held, joining, may_join)
 
     async def _name(self, held: Versioned, place: LostPlace, node: int, copying: _Copying) -> None:
         """Name the replacing node, which has all its copies.
@@ -168,14 +172,14 @@ class LedgerRepair:
 
         await self._change(held, named, may_go_on)
 
-    async def _end(self) -> None:
+    async def _end(self) -> Versioned:
         def ended(found: LedgerMetadata) -> LedgerMetadata:
             return rule.ended(found, self._used, self._is_lost, was_closed=self._was_closed)
 
         async def always(_: LedgerMetadata) -> bool:
             return True
 
-        await self._change(self._opened.held, ended, always)
+        return await self._change(self._opened.held, ended, always)
 
     async def _change(
         self,

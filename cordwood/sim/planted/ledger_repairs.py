@@ -77,8 +77,14 @@ async def _believes_the_copies(self: ledger_repair._Copying) -> bool:
     return True
 
 
-async def _says_nothing_before(self: LedgerRepair, held: Versioned, node: int) -> Versioned:
+async def _says_nothing_before(
+    self: LedgerRepair, held: Versioned, place: LostPlace, node: int
+) -> Versioned:
     return held
+
+
+def _joins_what_is_not_closed(found: LedgerMetadata, place: LostPlace, node: int) -> bool:
+    return found.state is not LedgerState.CLOSED
 
 
 async def _says_nothing_of_a_spare(self: ledger_recovering._Attempt, node: int) -> None:
@@ -188,6 +194,10 @@ BUGS = (
            at(LedgerRepair._announce).instead(_says_nothing_before)),
     _scene("of-another-run", "a repair names a node that restarted after its copies, in a ledger that "
            "another client changed", at(ledger_repair._Copying.is_kept).instead(_believes_the_copies)),
+    _scene("named-twice", "a node gets copies for a place of a fragment that another repair has changed",
+           at(repair_rule.may_join).instead(_joins_what_is_not_closed)),
+    _scene("misses-others", "the mark of a node goes although another repair named it meanwhile",
+           at(repair_rule.is_finished).instead(lambda before, after, filled, is_lost: True)),
     PlantedBug("ledger-recovery-copies-first",
                "a spare of a recovery gets copies before the metadata says so",
                at(ledger_recovering._Attempt._announce).instead(_says_nothing_of_a_spare), scene=SCENE),
