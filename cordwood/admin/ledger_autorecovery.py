@@ -43,6 +43,7 @@ from cordwood.protocol.ledger_autorecovery import (
     may_finish,
     may_refill,
     named,
+    nodes_to_ask,
     step,
 )
 from cordwood.quorum.authority import rebuilt_nodes
@@ -322,7 +323,11 @@ class LedgerAutorecovery:
         """Whether to look at the mark again at once."""
         found = await self._ledgers.get(mark.ledger)
         metadata = None if found is None else found.metadata
-        match step(metadata, mark, self._host.clock.now_us()):
+        fenced: frozenset[int] = frozenset()
+        asked = nodes_to_ask(metadata, mark)
+        if metadata is not None and asked:
+            fenced = await store.ledgers.fenced(mark.ledger, metadata.password, nodes=asked)
+        match step(metadata, mark, self._host.clock.now_us(), fenced):
             case Step.DONE:
                 await self._marks.finish(mark.ledger, version)
             case Step.REPAIR if metadata is not None:

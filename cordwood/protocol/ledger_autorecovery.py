@@ -40,8 +40,10 @@ class Mark(NamedTuple):
         nodes: lost nodes that the ledger names, or named at the look; rising.
         since_us: when the last of them was added, by the clock of the node that added it.
         short_from: where the last fragment began that named one of them, of a ledger that was not
-            closed; -1 where it named none. A later fragment that names such a node was begun when
-            the node was back.
+            closed; -1 where it named none. A later fragment that names such a node was written when
+            the node was back. It may have entries that the node acknowledged before its loss, if
+            the writer replaced another member then. The node is fenced in that case
+            (`nodes_to_ask`).
     """
 
     ledger: int
@@ -102,11 +104,30 @@ def merged(before: Mark | None, found: Mark) -> Mark:
     return Mark(before.ledger, nodes, found.since_us, short_from)
 
 
-def step(metadata: LedgerMetadata | None, mark: Mark, now_us: int) -> Step:
+def nodes_to_ask(metadata: LedgerMetadata | None, mark: Mark) -> frozenset[int]:
+    """Nodes that have to say whether they are fenced, before the next step is known.
+
+    The newest fragment of an open ledger names them, and was not there when they were marked. If
+    its writer began it on a node that was back, the node is not fenced, and the writer goes on. If
+    the writer did not know of the loss, the node fenced the ledger before it served again. Then
+    the writer cannot go on, and only a recovery ends the ledger.
+    """
+    if metadata is None or metadata.state is not LedgerState.OPEN:
+        return frozenset()
+    newest = metadata.newest
+    if newest.first == mark.short_from:
+        return frozenset()
+    return frozenset(newest.nodes) & {*mark.nodes}
+
+
+def step(
+    metadata: LedgerMetadata | None, mark: Mark, now_us: int, fenced: Set[int] = frozenset()
+) -> Step:
     """The next step for a mark.
 
     Args:
         metadata: the ledger's present metadata; None if it was deleted.
+        fenced: those of `nodes_to_ask` that are fenced.
     """
     if metadata is None or not lacking(metadata, {*mark.nodes}):
         return Step.DONE
@@ -114,7 +135,8 @@ def step(metadata: LedgerMetadata | None, mark: Mark, now_us: int) -> Step:
         return Step.REPAIR
     is_over = now_us - mark.since_us >= GRACE_US
     newest = metadata.newest
-    is_short = newest.first == mark.short_from and bool({*newest.nodes} & {*mark.nodes})
+    is_of_mark = newest.first == mark.short_from and bool({*newest.nodes} & {*mark.nodes})
+    is_short = is_of_mark or bool(nodes_to_ask(metadata, mark) & fenced)
     # A ledger in recovery has no writer any more, and perhaps no client that ends the recovery.
     if is_short or metadata.state is LedgerState.IN_RECOVERY:
         return Step.RECOVER if is_over else Step.WAIT

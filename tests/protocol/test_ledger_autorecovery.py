@@ -17,6 +17,7 @@ from cordwood.protocol.ledger_autorecovery import (
     may_finish,
     may_refill,
     merged,
+    nodes_to_ask,
     step,
 )
 
@@ -97,6 +98,19 @@ class TestSteps:
         assert step(back, mark, 10 * GRACE_US) is Step.REPAIR_OLDER
         repaired = back.with_node(10, 2, 6)
         assert step(repaired, mark, 10 * GRACE_US) is Step.WAIT
+
+    def test_a_writer_that_a_member_refuses_is_not_waited_for(self) -> None:
+        mark = mark_of(OPEN, {4}, 0)
+        assert mark is not None
+        assert nodes_to_ask(OPEN, mark) == frozenset()
+        # The writer replaced another node, and names node 4 once more.
+        late = OPEN.with_ensemble(30, (1, 5, 4))
+        assert nodes_to_ask(late, mark) == {4}
+        assert step(late, mark, GRACE_US - 1, {4}) is Step.WAIT
+        assert step(late, mark, GRACE_US, {4}) is Step.RECOVER
+        assert step(late, mark, GRACE_US, {1}) is Step.REPAIR_OLDER
+        for ended in (late.recovering(), late.closed(40, 1), None):
+            assert nodes_to_ask(ended, mark) == frozenset()
 
 
 class TestOlderFragments:

@@ -404,6 +404,41 @@ async def a_node_loses_its_disk_and_another_repair_names_it(cluster: ClusterAtHa
         assert await made.append(b"more") == 60
 
 
+async def a_member_is_back_before_the_writer_names_it_once_more(cluster: ClusterAtHand) -> None:
+    """A writer replaces another member, and does not know that this one lost its disk and is back.
+    The new fragment has an entry that the member acknowledged before its loss. The writer ends."""
+    async with cluster.client(timeout_s=60) as store:
+        made = await store.ledgers.create(**E3)
+        await made.append_many(payloads(20))
+        lost, away, _ = made.metadata.newest.nodes
+        right = LedgerMetadataCalls.set
+
+        async def set_late(
+            self: LedgerMetadataCalls, version: int, metadata: LedgerMetadata
+        ) -> tuple[Versioned, bool]:
+            if len(cluster.running) == 3:
+                await asyncio.sleep(1)  # both other members acknowledge the entry
+                lose_disk(cluster, lost)
+                await cluster.start(away)
+                await call_lost(cluster, lost)
+                cluster.keep_starting(lost)
+                await until(lambda: lost in cluster.running and lost not in lost_nodes(cluster))
+                assert await marked(cluster) == [made.ledger_id]
+            return await right(self, version, metadata)
+
+        with pytest.MonkeyPatch.context() as patched:
+            swap(patched, LedgerMetadataCalls.set, set_late)
+            cluster.kill(away)
+            assert await made.append(b"entry 20") == 20
+        made.abandon()
+        found = await store.ledgers.metadata(made.ledger_id)
+        assert (len(found.fragments), found.state) == (2, LedgerState.OPEN)
+        assert lost in found.newest.nodes
+        await until_whole(cluster, store, made.ledger_id, timeout_s=WHOLE_S)
+        opened = await store.ledgers.open(made.ledger_id)
+        assert [each.payload for each in await opened.read(0, 20)] == payloads(21)
+
+
 SCENES: dict[str, Scene] = {
     "ledger-repair-last-fragment": a_node_is_lost,
     "ledger-repair-unmarked": a_node_is_back_before_anybody_looks,
@@ -420,6 +455,7 @@ SCENES: dict[str, Scene] = {
     "ledger-repair-of-another-run": a_node_restarts_before_it_is_named_in_a_changed_ledger,
     "ledger-repair-named-twice": another_repair_names_the_node_first,
     "ledger-repair-misses-others": a_node_loses_its_disk_and_another_repair_names_it,
+    "ledger-repair-forgets-fences": a_member_is_back_before_the_writer_names_it_once_more,
     "ledger-recovery-copies-first": a_node_of_a_recovery_loses_its_disk,
     "ledger-check-metadata-first": a_writer_goes_on_elsewhere_before_a_check_hears_its_lac,
     "ledger-check-believes": a_node_lost_entries_without_a_word,

@@ -270,11 +270,26 @@ class Ledgers:
             held, _ = await self._calls.set(held.version, metadata.recovering())
             metadata = held.metadata
         nodes = metadata.newest.nodes
-        told = await ask_together(self._fence(metadata, node) for node in nodes)
+        told = await ask_together(self._is_fenced(metadata, node, fence=True) for node in nodes)
         return dict(zip(nodes, told, strict=True))
 
-    async def _fence(self, metadata: LedgerMetadata, node: int) -> bool:
-        call = AskLac(metadata.ledger, ledger_key_of(metadata.password), fence=True)
+    async def fenced(
+        self, ledger: int, password: bytes = b"", *, nodes: Collection[int]
+    ) -> frozenset[int]:
+        """Those of some nodes that refuse the ledger's writer; no node is fenced by this call.
+
+        A node that does not answer counts as one that is not fenced.
+
+        Raises:
+            UnknownLedger, AccessDenied: see `open`.
+        """
+        metadata = (await self.open(ledger, password)).metadata
+        some = sorted(nodes)
+        told = await ask_together(self._is_fenced(metadata, node, fence=False) for node in some)
+        return frozenset(node for node, yes in zip(some, told, strict=True) if yes)
+
+    async def _is_fenced(self, metadata: LedgerMetadata, node: int, *, fence: bool) -> bool:
+        call = AskLac(metadata.ledger, ledger_key_of(metadata.password), fence=fence)
         try:
             reply = await ask_node(
                 self._cluster, node, call, timeout_s=min(5.0, self._settings.timeout_s)

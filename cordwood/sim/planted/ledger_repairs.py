@@ -46,16 +46,18 @@ async def _takes_any_version_away(self: LedgerMarks, ledger: int, version: int) 
     )
 
 
-def _shuts_writers_out(right: Any, metadata: LedgerMetadata | None, mark: Mark, now_us: int) -> Any:
-    found = right(metadata, mark, now_us)
+def _shuts_writers_out(
+    right: Any, metadata: LedgerMetadata | None, mark: Mark, now_us: int, fenced: Any
+) -> Any:
+    found = right(metadata, mark, now_us, fenced)
     is_open = metadata is not None and metadata.state is LedgerState.OPEN
     return Step.RECOVER if is_open and found in (Step.WAIT, Step.REPAIR_OLDER) else found
 
 
 def _leaves_open_ledgers(
-    right: Any, metadata: LedgerMetadata | None, mark: Mark, now_us: int
+    right: Any, metadata: LedgerMetadata | None, mark: Mark, now_us: int, fenced: Any
 ) -> Any:
-    found = right(metadata, mark, now_us)
+    found = right(metadata, mark, now_us, fenced)
     return Step.WAIT if found is Step.REPAIR_OLDER else found
 
 
@@ -198,6 +200,8 @@ BUGS = (
            at(repair_rule.may_join).instead(_joins_what_is_not_closed)),
     _scene("misses-others", "the mark of a node goes although another repair named it meanwhile",
            at(repair_rule.is_finished).instead(lambda before, after, filled, is_lost: True)),
+    _scene("forgets-fences", "a writer that a member's loss has shut out counts as going on",
+           at(rule.nodes_to_ask, within=role).instead(lambda metadata, mark: frozenset())),
     PlantedBug("ledger-recovery-copies-first",
                "a spare of a recovery gets copies before the metadata says so",
                at(ledger_recovering._Attempt._announce).instead(_says_nothing_of_a_spare), scene=SCENE),
