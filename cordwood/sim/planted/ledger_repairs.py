@@ -47,7 +47,7 @@ async def _takes_any_version_away(self: LedgerMarks, ledger: int, version: int) 
 
 
 def _shuts_writers_out(
-    right: Any, metadata: LedgerMetadata | None, mark: Mark, now_us: int, fenced: Any
+    right: Any, metadata: LedgerMetadata | None, mark: Mark, now_us: int, fenced: Any = frozenset()
 ) -> Any:
     found = right(metadata, mark, now_us, fenced)
     is_open = metadata is not None and metadata.state is LedgerState.OPEN
@@ -55,7 +55,7 @@ def _shuts_writers_out(
 
 
 def _leaves_open_ledgers(
-    right: Any, metadata: LedgerMetadata | None, mark: Mark, now_us: int, fenced: Any
+    right: Any, metadata: LedgerMetadata | None, mark: Mark, now_us: int, fenced: Any = frozenset()
 ) -> Any:
     found = right(metadata, mark, now_us, fenced)
     return Step.WAIT if found is Step.REPAIR_OLDER else found
