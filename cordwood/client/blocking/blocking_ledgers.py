@@ -182,6 +182,7 @@ class BlockingLedgers(Facade[Ledgers]):
 
     recover = blocking(Ledgers.recover, changes=True, timed=False)
     fence = blocking(Ledgers.fence, changes=True)
+    fenced = blocking(Ledgers.fenced)
     repair = blocking(Ledgers.repair, changes=True, timed=False)
     tier = blocking(Ledgers.tier, changes=True, timed=False)
     check = blocking(Ledgers.check, changes=True, timed=False)
