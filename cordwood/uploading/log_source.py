@@ -30,29 +30,28 @@ class LogSource:
 
     Args:
         next_lsn: where to begin; 0 for the log's beginning.
-        barrier: the first LSN that is known to be lost or silent; None for none.
+        stop: behind the last LSN to read, which is released; 0 for the log's tail. The sequencer is
+            asked for the tail, and it may be cut off.
     Attributes:
         first: the first LSN: after the trim point, if the beginning was requested.
         silent: the LSN that nodes did not send within PATIENCE_S; None where all came. It may be
             asked for again.
     """
 
-    def __init__(
-        self, client: Store, log: int, next_lsn: int, *, barrier: int | None = None
-    ) -> None:
+    def __init__(self, client: Store, log: int, next_lsn: int, *, stop: int = 0) -> None:
         self.first = next_lsn
         self.silent: Lsn | None = None
         self._client = client
         self._log = log
-        self._barrier = barrier
+        self._stop = stop
         self._stream: ReadStream | None = None
         self._held: Item | None = None
 
     async def __aenter__(self) -> Self:
         start: Lsn | str = Lsn(self.first) if self.first else "oldest"
-        if self.first and self.first > await self._client.tail(self._log):
+        if self.first and self.first > await self._last():
             return self  # all is uploaded
-        until: Lsn | str = "tail" if self._barrier is None else Lsn(self._barrier - 1)
+        until: Lsn | str = Lsn(self._stop - 1) if self._stop else "tail"
         self._stream = await self._client.read(self._log, start, until)
         if not self.first:
             self._held = await self._next()
@@ -62,6 +61,9 @@ class LogSource:
                 held = self._held
                 self.first = int(held.first if isinstance(held, Gap) else held[0].first)
         return self
+
+    async def _last(self) -> int:
+        return self._stop - 1 if self._stop else await self._client.tail(self._log)
 
     async def __aexit__(self, *_: object) -> None:
         if self._stream is not None:

@@ -5,8 +5,8 @@ and by size reaches into main storage as a trim of the whole log, nodes first, s
 point holds for both. A log that was deleted is retired after `deleted_keep_s`: no upload of it is
 committed any more, and all of it is trimmed. Objects that no manifest names go after their grace.
 
-Each node tends the logs that it uploads. One node tends deleted logs, logs that have `tier=off` by
-now, and the objects that several logs share.
+Each node tends the logs that it uploads. One node at a time tends deleted logs, logs that have
+`tier=off` by now, and the objects that several logs share.
 
 Trap: a log that the tree does not list may have been made after the list was read. So a log is
 retired only if it was missing for all of `deleted_keep_s`, and a last question to the tree does not

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Mapping, Set
 
 from cordwood.log_attributes import LogAttributes
@@ -9,12 +10,15 @@ from cordwood.metadata.log_info import LogInfo
 from cordwood.metadata.log_tree import LogTree
 from cordwood.protocol.tier_plan import TierPolicy
 
+READ_ANEW_S = 300.0
+"""As often as another node stands in for a log's uploader. It can only if it knows the log."""
+
 
 class TieredLogs:
     """Read anew where the tree has changed: one round trip if it has not.
 
     Trap: the creation of a log does not count as a change of the tree. It is met here once this
-    node holds some of it, or sequences it.
+    node holds some of it, or sequences it, or READ_ANEW_S later.
 
     Args:
         met: the logs that this node holds or sequences.
@@ -30,20 +34,25 @@ class TieredLogs:
         self._met = met
         self._looked_for: Set[int] = set()
         self._changes = -1
+        self._read_s = 0.0
 
     async def refresh(self) -> None:
-        """Read the tree if it has changed, or if this node met a log that was not there.
+        """Read the tree if it has changed, if this node met a log that was not there, or if it was
+        read READ_ANEW_S ago.
 
         Raises:
             Retryable: the metadata store does not answer.
         """
         changes = await self._tree.changes()
         met = self._met() - self.all.keys()
-        if changes == self._changes and met <= self._looked_for:
+        now_s = asyncio.get_running_loop().time()
+        is_known = changes == self._changes and met <= self._looked_for
+        if is_known and now_s < self._read_s + READ_ANEW_S:
             return
         self.all = {int(info.log_id): info for info in await self._tree.list()}
         self.tiered = {log: info for log, info in self.all.items() if info.attributes.tier}
         self._changes = changes
+        self._read_s = now_s
         self._looked_for = met  # numbers that are still missing were deleted
 
 

@@ -1,10 +1,11 @@
 """Uploads records of the logs that ask for main storage; each node does so for its own logs.
 
-The logs are dealt out by the hash that also chooses sequencers, over the members that live. A lease
-in the metadata store keeps two nodes that disagree about the members from doing the same work. It
-is a hint: safety rests on the manifest, where a turn's fence ends every earlier turn, and a commit
-is a compare-and-set (`tier.log_manifest`). So a node that paused in the middle, or lost its lease,
-commits nothing.
+The logs are dealt out by the hash that also chooses sequencers, over the members that live. Another
+node stands in now and then, because a node may be cut off from main storage alone
+(`protocol.upload_turns`). A lease in the metadata store keeps two nodes that disagree about the
+members from doing the same work. It is a hint: safety rests on the manifest, where a turn's fence
+ends every earlier turn, and a commit is a compare-and-set (`tier.log_manifest`). So a node that
+paused in the middle, or lost its lease, commits nothing.
 
 A node reads a log like a client: each block from one copy, up to the last released LSN. It finds
 waiting records by the headers of blocks, and reads these once, without their bodies. Nothing is
@@ -40,6 +41,7 @@ from cordwood.protocol.tier_plan import (
     plan_uploads,
     upload_rate,
 )
+from cordwood.protocol.upload_turns import tender_of, uploader_of
 from cordwood.quorum.sequencer_placement import sequencer_order
 from cordwood.settings import MIB, ClientSettings, TierSettings
 from cordwood.storage.said_once import SaidOnce
@@ -188,15 +190,16 @@ class UploadRole:
         self._seen = {}
 
     async def _tend_the_rest(self) -> None:
-        """The first living node tends the objects of deleted logs, and of logs with `tier=off`.
+        """Tend the objects of deleted logs, and of logs with `tier=off`, if this node has the turn.
 
         Only once it saw a log that asks for main storage, or asked for it: else the store may not
         be there.
         """
         is_used = self._has_seen_logs or bool(self._logs.tiered) or self._has_let_go()
         self._has_seen_logs = is_used
-        first = min(self._members().keys() - self._dead(), default=self._me)
-        if self._has_seen_logs and first == self._me and self._is_due("rest"):
+        living = sorted(self._members().keys() - self._dead()) or [self._me]
+        tender = tender_of(living, self._host.clock.now_us(), self._settings.tend_s)
+        if self._has_seen_logs and tender == self._me and self._is_due("rest"):
             await self._tend.look_at_the_rest(self._connected)
 
     def _is_due(self, what: str) -> bool:
@@ -207,13 +210,16 @@ class UploadRole:
         return True
 
     async def mine(self) -> dict[int, LogInfo]:
-        """The logs that this node uploads."""
+        """The logs that this node uploads now, as the first of their nodes or in its place."""
         await self._logs.refresh()
-        members, dead = self._members().values(), self._dead()
+        members, dead = self._members(), self._dead()
+        # A node that is cut off sees all others dead, and itself too: then all of them count.
+        living = [each for node, each in members.items() if node not in dead] or members.values()
+        now_us, look_s = self._host.clock.now_us(), self._settings.look_s
         return {
             log: info
             for log, info in sorted(self._logs.tiered.items())
-            if next(iter(sequencer_order(log, members, dead)), None) == self._me
+            if uploader_of(sequencer_order(log, living), now_us, look_s) == self._me
         }
 
     def end_of(self, log: int) -> int:
@@ -278,9 +284,9 @@ class UploadRole:
                 )
 
     def _tell_blocked(self, blocked: dict[int, int], looked_at: list[int]) -> None:
-        self.blocked = {
-            **{log: at for log, at in self.blocked.items() if log not in looked_at}, **blocked
-        }  # fmt: skip
+        # The uploader of a log tells of it. A log that rests has its uploader here still.
+        kept = self._seen.keys() - looked_at
+        self.blocked = {log: at for log, at in self.blocked.items() if log in kept} | blocked
         for log in looked_at:
             said = self._said_blocked.setdefault(log, SaidOnce(logger))
             if log in blocked:
@@ -414,16 +420,13 @@ class UploadRole:
                 await self._objects.store(), await self._objects.manifest(log), self._host, log,
                 info.name, created_us=info.created_us,
             )  # fmt: skip
-            async with self._source(client, log, await uploader.next_lsn()) as source:
+            next_lsn = await uploader.next_lsn()
+            async with LogSource(client, log, next_lsn, stop=share.stop) as source:
                 await self._check_wanted(log)
                 items = _paced(source.items(), rate)
                 self._on_uploaded(log, await uploader.run(items, source.first))
         except CordwoodError as error:
             self._on_failed(log, error)
-
-    def _source(self, client: Store, log: int, next_lsn: int) -> LogSource:
-        """The records of a log to upload, up to its barrier."""
-        return LogSource(client, log, next_lsn, barrier=self._seen[log].barrier)
 
     async def _check_wanted(self, log: int) -> None:
         """Check that a log with a fixed tail is still to be uploaded.
@@ -456,7 +459,8 @@ class UploadRole:
                 uploader = LogUploader(
                     store, manifest, self._host, each.log, info.name, created_us=info.created_us
                 )
-                async with self._source(client, each.log, await uploader.next_lsn()) as source:
+                next_lsn = await uploader.next_lsn()
+                async with LogSource(client, each.log, next_lsn, stop=each.stop) as source:
                     await self._check_wanted(each.log)
                     items, lost = await gather(_paced(source.items(), rate), each.bytes_max)
                     first = source.first
