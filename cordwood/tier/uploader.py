@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from cordwood.block import BlockHeader, Buffer, Gap, GapKind
-from cordwood.errors import OutcomeUnknown, Retryable, Unreachable
+from cordwood.errors import CordwoodError, OutcomeUnknown, Retryable, Unreachable
 from cordwood.host.seams import Host
 from cordwood.layout.object_file import ObjectRun, entry_of
 from cordwood.layout.object_writer import FinishedObject, ObjectWriter, read_back
@@ -134,6 +134,7 @@ class LogUploader:
             BadSetting: the store holds another cluster's log.
             OutcomeUnknown, Retryable: the store does not answer; nothing is torn by that.
             Corrupt: a block is damaged; earlier commits stay.
+            CordwoodError: the source's; all objects that were closed before it are committed.
         """
         if not first:
             # Trap: a trim took the first block of this upload. A manifest that began there would
@@ -159,7 +160,7 @@ class LogUploader:
     async def _upload(self, items: AsyncIterator[Item], head: Head) -> None:
         taken: list[Item] = []
         first, size = head.end, 0
-        async for item in items:
+        async for item in self._with_commits(items):
             if isinstance(item, Gap):
                 if item.kind is GapKind.DATA_LOSS:
                     self._done.blocked = item.first
@@ -178,6 +179,22 @@ class LogUploader:
         if size:
             # Gaps alone wait for the records after them: an epoch that ended is no object.
             await self._close_object(taken, first, head.fence)
+        await self._commit_all()
+
+    async def _with_commits(self, items: AsyncIterator[Item]) -> AsyncIterator[Item]:
+        """The items; before an error of theirs, the objects that are closed are committed.
+
+        A log whose records cannot be read from some place on would else put the objects before that
+        place in vain, again with each try.
+        """
+        try:
+            async for item in items:
+                yield item
+        except CordwoodError:
+            await self._commit_all()
+            raise
+
+    async def _commit_all(self) -> None:
         while self._under_way:
             await self._under_way.popleft()
 

@@ -358,6 +358,36 @@ class TestObjectsUnderWay:
         assert heads == [made.first]
         assert await stored(store, host) == expected(made)
 
+    @as_scenario(on_quiet_store)
+    async def test_closed_objects_are_committed_before_an_error_of_the_records(
+        self, store, host: Host
+    ) -> None:
+        """All objects under way were given up, again with each try: the log came no further."""
+        made = history(40)
+
+        async def before(number: int) -> None:
+            await asyncio.sleep(60)
+
+        async def broken(first: int) -> AsyncIterator[Item]:
+            async for item in source(made, first):
+                if item is made.items[20]:
+                    raise Corrupt("no copy of this block is readable")
+                yield item
+
+        gate = Gate(store, before)
+        uploader = uploader_of(gate, host)
+        with pytest.raises(Corrupt):
+            await uploader.run(broken(made.first), made.first)
+        entries = [each async for each in all_entries(LogManifest(store, LOG, host, "reader"))]
+        assert len(entries) == gate.puts > 0
+        found = await stored(store, host)
+        assert found == expected(made)[: len(found)]
+        # The same uploader goes on.
+        after = await uploader.next_lsn()
+        async with asyncio.timeout(3600):
+            await uploader.run(source(made, after), after)
+        assert await stored(store, host) == expected(made)
+
     @pytest.mark.parametrize("failing", [0, 1, 3])
     def test_nothing_is_committed_behind_an_object_that_was_not_put(self, failing: int):
         async def act(store, host: Host) -> None:
