@@ -138,6 +138,21 @@ def test_names_of_leases_say_when_they_end() -> None:
 
 class TestLeases:
     @as_scenario(on_quiet_store)
+    async def test_thousands_of_them_are_read_side_by_side(
+        self, store: ObjectStore, host: Host
+    ) -> None:
+        """A collection reads all leases: one after another, they took longer than its interval."""
+        for number in range(400):
+            await hold_objects(store, host, "holder", [f"{number}"], 3600.0)
+        loop, now_us = asyncio.get_running_loop(), host.clock.now_us()
+        began_s = loop.time()
+        await store.head("a", timeout_s=60)
+        call_s = loop.time() - began_s
+        leased = await load_leased(store, now_us)
+        assert leased == {f"{number}" for number in range(400)}
+        assert loop.time() - began_s < 100 * call_s
+
+    @as_scenario(on_quiet_store)
     async def test_they_hold_until_their_end(self, store: ObjectStore, host: Host) -> None:
         now_us = host.clock.now_us()
         leases = await hold_objects(store, host, "holder", ["a", "b"], 60.0)
