@@ -34,7 +34,7 @@ from cordwood.spark.offsets import data_loss
 from cordwood.spark.options import SourceOptions, parse_options
 from cordwood.spark.parquet_files import empty_frame, files_frame, why_unreadable
 from cordwood.spark.rest_source import NAME, RANGES, Rest, RestSource
-from cordwood.spark.splitting import Slice
+from cordwood.spark.splitting import Slice, joined
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -76,14 +76,7 @@ class _Plan:
 
     def rest_by_lsn(self) -> tuple[Slice, ...]:
         """The ranges for the source, joined where they touch."""
-        joined: list[Slice] = []
-        for each in sorted(self.rest, key=lambda one: (one.log_id, one.start)):
-            before = joined[-1] if joined else None
-            if before and (before.log_id, before.stop) == (each.log_id, each.start):
-                joined[-1] = Slice(each.log_id, each.name, before.start, each.stop)
-            else:
-                joined.append(each)
-        return tuple(joined)
+        return joined(self.rest)
 
 
 def scan_logs(

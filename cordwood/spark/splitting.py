@@ -63,6 +63,22 @@ class Span:
         return round(records_in(self.runs) * self.record_bytes)
 
 
+def joined(slices: Iterable[Slice]) -> tuple[Slice, ...]:
+    """The same LSNs, each once, by log and LSN; slices that touch or overlap become one.
+
+    Args:
+        slices: without marks of objects.
+    """
+    found: list[Slice] = []
+    for each in sorted(slices, key=lambda one: (one.log_id, one.start)):
+        before = found[-1] if found else None
+        if before and before.log_id == each.log_id and each.start <= before.stop:
+            found[-1] = replace(before, stop=max(before.stop, each.stop))
+        else:
+            found.append(each)
+    return tuple(found)
+
+
 def plan(
     spans: Iterable[Span], *, target_bytes: int, min_partitions: int
 ) -> list[tuple[Slice, ...]]:

@@ -11,7 +11,7 @@ from cordwood.lsn import ESN_MAX, OLDEST, make_lsn
 from cordwood.spark.catalog import select
 from cordwood.spark.options import Selection
 from cordwood.spark.runs import LsnRun, advance, records_in, runs_of
-from cordwood.spark.splitting import OPEN_COST_BYTES, PARTITIONS_MAX, Slice, Span, plan
+from cordwood.spark.splitting import OPEN_COST_BYTES, PARTITIONS_MAX, Slice, Span, joined, plan
 
 ENDS = {1: make_lsn(1, 101), 2: make_lsn(2, 1), 3: None, 4: make_lsn(4, 51)}
 """Epoch 1 holds 100 records, 2 none, of 3 nobody knows, 4 holds 50; 5 is open."""
@@ -31,6 +31,18 @@ def spans(draw: st.DrawFn) -> list[Span]:
             size = draw(st.floats(1, 1 << 20))
             found.append(Span(Slice(log, f"/{log}", start, stop), runs(start, stop), size))
     return found
+
+
+@given(st.lists(st.tuples(st.integers(1, 2), st.integers(0, 30), st.integers(1, 10)), max_size=8))
+def test_joined_slices_have_each_lsn_once(drawn: list[tuple[int, int, int]]) -> None:
+    """A lost range inside a file is a slice of its own, also where the source reads the file's."""
+    slices = [Slice(log, f"/{log}", start, start + size) for log, start, size in drawn]
+    found = joined(slices)
+    lsns = [(each.log_id, lsn) for each in found for lsn in range(each.start, each.stop)]
+    wanted = {(each.log_id, lsn) for each in slices for lsn in range(each.start, each.stop)}
+    assert lsns == sorted(wanted)
+    ends = {(each.log_id, each.stop) for each in found}
+    assert not ends & {(each.log_id, each.start) for each in found}, "none follows another directly"
 
 
 class TestRuns:
