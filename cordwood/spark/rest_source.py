@@ -9,15 +9,18 @@ Source: docs/spark.md, "Spark's own Parquet reader".
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import msgspec
 from pyspark.sql.datasource import DataSource, DataSourceReader, Filter, InputPartition
 from pyspark.sql.types import StructType
 
-from cordwood.spark.options import SourceOptions, parse_options
+from cordwood.errors import BadSetting
+from cordwood.layout.batch_columns import COLUMNS, COLUMNS_ON_REQUEST
+from cordwood.lsn import LSN_MAX
+from cordwood.spark.options import GAP_COLUMNS, SourceOptions, parse_options
 from cordwood.spark.pushdown import Narrowed, narrow
 from cordwood.spark.source import SliceReader, plan_partitions, spark_schema
 from cordwood.spark.splitting import Slice
@@ -25,6 +28,11 @@ from cordwood.spark.splitting import Slice
 NAME = "cordwood_rest"
 RANGES = "cordwood.rest.ranges"
 """The option with the ranges and the columns, as `Rest.to_json` writes it."""
+
+WAY_OUT = 'use cordwood.spark.scan_logs, or format("cordwood")'
+
+_Written = tuple[list[tuple[int, str, int, int]], list[str]]
+"""Each range's log, name, start and stop, and the columns."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,13 +49,26 @@ class Rest:
 
     def to_json(self) -> str:
         """As text, for an option; LSNs need 64 bits."""
-        slices = [[each.log_id, each.name, each.start, each.stop] for each in self.slices]
-        return json.dumps([slices, self.columns])
+        slices = [
+            (int(each.log_id), each.name, int(each.start), int(each.stop)) for each in self.slices
+        ]
+        return msgspec.json.encode((slices, self.columns)).decode()
 
     @classmethod
     def of_json(cls, text: str) -> Rest:
-        """What `to_json` wrote."""
-        slices, columns = json.loads(text)
+        """Read an option that `to_json` wrote.
+
+        Raises:
+            BadSetting: another program wrote the option.
+        """
+        try:
+            slices, columns = msgspec.json.decode(text, type=_Written)
+        except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
+            raise BadSetting(f"{RANGES} is not from scan_logs ({error}): {WAY_OUT}") from error
+        if unknown := set(columns).difference(COLUMNS, COLUMNS_ON_REQUEST, GAP_COLUMNS):
+            raise BadSetting(f"{RANGES} names the columns {sorted(unknown)}: {WAY_OUT}")
+        if any(log < 1 or not 0 <= start < stop <= LSN_MAX + 1 for log, _, start, stop in slices):
+            raise BadSetting(f"{RANGES} has a range of LSNs that cannot be: {WAY_OUT}")
         return cls(tuple(Slice(*each) for each in slices), tuple(columns))
 
 
@@ -61,17 +82,23 @@ class RestSource(DataSource):
 
     def schema(self) -> StructType:
         """The wanted columns."""
-        return spark_schema(Rest.of_json(self.options[RANGES]).columns)
+        return spark_schema(self._rest().columns)
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """A batch."""
-        rest = Rest.of_json(self.options[RANGES])
+        rest = self._rest()
         given: Mapping[str, str] = {
             name: value for name, value in self.options.items() if name.lower() != RANGES
         }
         options = replace(parse_options(given), columns=rest.columns)
         kind = RestFilteringReader if options.pushdown else RestReader
         return kind(options, rest.slices)
+
+    def _rest(self) -> Rest:
+        text = self.options.get(RANGES)
+        if text is None:
+            raise BadSetting(f"{NAME} needs {RANGES}: {WAY_OUT}")
+        return Rest.of_json(text)
 
 
 class RestReader(SliceReader, DataSourceReader):

@@ -71,6 +71,7 @@ from cordwood.protocol.event_log import apply
 from cordwood.rebuilding import RebuildingSet, Unrecoverable
 from cordwood.spark.checkpoint import Checkpoint
 from cordwood.spark.java import parse_java_version
+from cordwood.spark.rest_source import Rest
 from cordwood.spark.sink_options import parse_sink_options
 from cordwood.storage.data_directory import Incarnations
 from cordwood.storage.identity import Identity, check_identity
@@ -279,6 +280,13 @@ def staged_refs(data: bytes) -> None:
         return
     found = StagedRef.from_json(value)
     assert StagedRef.from_json(msgspec.json.decode(msgspec.json.encode(found.to_json()))) == found
+
+
+@target
+def spark_rest(data: bytes) -> None:
+    """The ranges that `scan_logs` leaves to the source, which an option of Spark hands over."""
+    found = Rest.of_json(_text(data))
+    assert Rest.of_json(found.to_json()) == found
 
 
 @target

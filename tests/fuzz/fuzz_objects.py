@@ -60,6 +60,10 @@ def manifests(data: bytes) -> None:
         text = b"cordwood table 1 %08x\n%b" % (crc32c(rest, crc32c(b"1 ")), rest)
         note = manifest.unpack_table_note("tables/x", text)
         assert manifest.unpack_table_note("x", manifest.pack_table_note(note)) == note
+    elif which == b"r":
+        text = b"cordwood lease 1 %08x\n%b" % (crc32c(rest, crc32c(b"1 ")), rest)
+        leased = manifest.unpack_lease("leases/x", text)
+        assert manifest.unpack_lease("x", manifest.pack_lease("holder", leased)) == leased
     elif which == b"p":
         text = b"cordwood page 1 %08x\n%b" % (crc32c(rest, crc32c(b"1 ")), rest)
         page = manifest.unpack_page(LOG, text, _ref(text))

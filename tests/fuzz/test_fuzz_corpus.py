@@ -74,6 +74,7 @@ NOT_FUZZED = {
     ("storage/rebuild/role.py", "_rebalance"): "reads a call of the wire again: tests/storage",
     ("layout/message.py", "check_call"): "reads what this process packed",
     ("layout/object_writer.py", "read_back"): "reads what this process made; tests/tier",
+    ("layout/object_writer.py", "whole"): "joins what this process made; tests/tier",
     ("local_cluster.py", "_read_or_make_shape"): "opens a file; `identity` has what it reads",
     ("metadata/log_numbers.py", "_take_for"): "a call; `records_of_metadata` has what it reads",
     ("metadata/log_numbers.py", "decide"): "a call; `records_of_metadata` has what it reads",
