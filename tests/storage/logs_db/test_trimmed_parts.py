@@ -29,7 +29,7 @@ class Tree:
     async def changes(self) -> int:
         return 1
 
-    async def list(self) -> list[Any]:
+    async def list(self, *, only_readable: bool) -> list[Any]:
         return [self._info]
 
 
