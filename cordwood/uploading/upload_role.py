@@ -284,7 +284,7 @@ class UploadRole:
                 )
 
     def _tell_blocked(self, blocked: dict[int, int], looked_at: list[int]) -> None:
-        # The uploader of a log tells of it. A log that rests has its uploader here still.
+        # The uploader of a log reports it. A log that rests between two looks stays with this node.
         kept = self._seen.keys() - looked_at
         self.blocked = {log: at for log, at in self.blocked.items() if log in kept} | blocked
         for log in looked_at:

@@ -20,7 +20,7 @@ Peer = TypeVar("Peer")
 
 
 class Unread(Generic[Peer]):
-    """See the module; a rule, told of what waits."""
+    """Counts the bytes of each peer, and names the peer to cut off. A rule; see the module."""
 
     def __init__(self, now_of: Callable[[Peer], int]) -> None:
         """

@@ -55,29 +55,20 @@ class BlockingFiles(ObjectThread):
             Corrupt: the manifest or a footer differs from what was written.
             OutcomeUnknown, Retryable: the store does not answer.
         """
-        work = self._hold(log, start, stop, made_us, unmarked_stop, holder, lease_s)
-        return self._thread.call(work)
+
+        async def held() -> LogFiles:
+            is_marked = bool(made_us) and await check_origin(self._objects, log, made_us)
+            until = stop if is_marked else max(start, min(stop, unmarked_stop))
+            manifest = LogManifest(self._objects, log, self._host, "scan")
+            found = await hold_files(
+                self._objects, manifest, self._host, log, start, until,
+                holder=holder, lease_s=lease_s, leases=self._leases,
+            )  # fmt: skip
+            return found.up_to(until, stop)
+
+        return self._thread.call(held())
 
     def end_leases(self) -> None:
         """End the leases that were taken here; their files may go from now on."""
         leases, self._leases = self._leases, []
         self._thread.call(end_leases(self._objects, leases))
-
-    async def _hold(
-        self,
-        log: LogId,
-        start: int,
-        stop: int,
-        made_us: int,
-        unmarked_stop: int,
-        holder: str,
-        lease_s: float,
-    ) -> LogFiles:
-        is_marked = bool(made_us) and await check_origin(self._objects, log, made_us)
-        until = stop if is_marked else max(start, min(stop, unmarked_stop))
-        manifest = LogManifest(self._objects, log, self._host, "scan")
-        found = await hold_files(
-            self._objects, manifest, self._host, log, start, until,
-            holder=holder, lease_s=lease_s, leases=self._leases,
-        )  # fmt: skip
-        return found.up_to(until, stop)
