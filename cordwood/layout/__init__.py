@@ -1,1 +1,1 @@
-"""Every byte that crosses a wire or lies on a disk."""
+"""The layout of every byte that Cordwood sends over a wire or writes to a disk."""

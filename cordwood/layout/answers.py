@@ -1,7 +1,7 @@
-"""Which reply each call is answered with.
+"""The kind of reply that answers each kind of call.
 
-Any other answer is a peer's mistake: it ends the connection, and the caller's call ends as lost. So
-callers may rely on the kind of an answer.
+A reply of another kind is a peer's mistake. It ends the connection, and the call ends as if the
+connection was lost. So callers may rely on the kind of an answer.
 """
 
 from __future__ import annotations
@@ -53,6 +53,7 @@ ANSWERS: Mapping[type, type] = {
     m.TellNodesets: m.DoneReply,
     m.Yield: m.DoneReply,
     ledgers.AddEntries: ledgers.AddReply,
+    ledgers.AllotLedgerId: ledgers.LedgerIdReply,
     ledgers.AskAutorecovery: ledgers.AutorecoveryReply,
     ledgers.AskLac: ledgers.LacReply,
     ledgers.AskLedger: ledgers.LedgerReply,
@@ -103,7 +104,7 @@ assert ANSWERS.keys() == set(get_args(m.Call)), "every call has its answer"
 
 
 def check_answer(call: m.Call, reply: m.Reply) -> None:
-    """Let a reply pass that answers a call.
+    """Refuse a reply that does not answer this call.
 
     Raises:
         Malformed: the answer is of another kind or number, of another log, or of an impossible log.
@@ -134,11 +135,15 @@ def check_answer(call: m.Call, reply: m.Reply) -> None:
         call, ledgers.AskLedger | ledgers.CreateLedger | ledgers.SetLedger
     ):
         _check_ledger(call.ledger, reply)
+    if isinstance(reply, consumers.ConsumerReply) and isinstance(call, consumers.ConsumerCall):
+        _check_consumers(call.consumer, [reply])
+    if isinstance(reply, consumers.ConsumersReply) and isinstance(call, consumers.AskConsumers):
+        _check_consumers(call.consumer, reply.groups)
     if isinstance(reply, logs.LogReply) and not all(each.nodes for each in reply.history):
         raise Malformed(f"{reply.name} is said to have an epoch without nodes")
     if isinstance(call, logs.FindLog | logs.CreateLog) and isinstance(reply, logs.LogReply):
-        # For a look-up by number, take the answer's name: it may have changed since the caller
-        # learnt it.
+        # In a look-up by number, the name in the answer counts: it may have changed since the
+        # caller learnt it.
         by_number = call.log if isinstance(call, logs.FindLog) else None
         if by_number is not None and reply.log != by_number:
             raise Malformed(f"log {by_number} was asked for, and log {reply.log} came")
@@ -148,8 +153,15 @@ def check_answer(call: m.Call, reply: m.Reply) -> None:
             raise Malformed(f"{reply.name} is said to have no nodes")
 
 
+def _check_consumers(asked: str, told: Sequence[consumers.ConsumerReply]) -> None:
+    """A member that took another consumer's positions would skip records."""
+    if asked and [each.consumer for each in told] != [asked]:
+        raise Malformed(f"consumer {asked} was asked for, and others came")
+
+
 def _check_page(after: int, limit: int, told: Sequence[int]) -> None:
-    """A listing that went on after an id that it had told before would never end."""
+    """Refuse a page whose ids do not rise above `after`: with such pages a listing would never
+    end."""
     if len(told) > limit or any(a >= b for a, b in pairwise([after, *told])):
         raise Malformed(f"ledgers came that are no page of {limit} after ledger {after}")
 

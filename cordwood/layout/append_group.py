@@ -1,4 +1,4 @@
-"""The blocks of an atomic group inside an APPEND entry: what follows the entry's own bytes.
+"""The blocks of an atomic group inside an APPEND entry. They follow the entry's own bytes.
 
 Little-endian: `u32 blocks, u32 reserved 0`, then per block 24 bytes, then the bodies back to
 back::
@@ -48,13 +48,14 @@ class GroupPart(NamedTuple):
 
 
 def pack_group(parts: Sequence[GroupPart]) -> bytes:
-    """What goes before the bodies of a group."""
+    """The bytes before the bodies of a group: the head, and 24 bytes for each block."""
     heads = (_PART.pack(*part[:6], 0, 0) for part in parts)
     return _HEAD.pack(len(parts), 0) + b"".join(heads)
 
 
 def read_group(payload: memoryview, at: int) -> tuple[tuple[GroupPart, ...], int]:
-    """The blocks of the group that begins at `at`, and where it ends; bodies point into it.
+    """The blocks of the group that begins at `at`, and its end. The bodies are views into
+    `payload`.
 
     Raises:
         Malformed: cut short, or a field out of its range. A block with an invalid header must not

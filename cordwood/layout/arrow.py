@@ -1,10 +1,10 @@
 """A block's body as an Arrow batch, without touching records one by one.
 
-Payloads, keys, offsets, timestamps and headers are the body's own bytes: the batch
-holds views of them and keeps the body alive, so the buffer a body was opened from must
-not be written to again. Only columns that a body does not hold for each record (log, LSN, a common
-timestamp) are made here, in bulk. Arrow reads integers at multiples of their size; where a body
-does not lie so, its integer columns are copied, never the bytes.
+Payloads, keys, offsets, timestamps and headers are the body's own bytes: the batch holds views of
+them and keeps the body alive, so no code may write again to the buffer from which the body was
+opened. Only columns that a body does not hold for each record (log, LSN, a common timestamp) are
+made here, in bulk. Arrow reads integers at multiples of their size; if the columns of a body start
+elsewhere, its integer columns are copied, and its columns of bytes are not.
 
 Columns, in the default order::
 
@@ -20,8 +20,8 @@ Columns, in the default order::
                                   none, as Spark's Kafka source has it
     append_time timestamp[us, UTC]   on request; the sequencer's
 
-Every field is nullable, whether it holds nulls or not: Spark demands the very nullability
-of its own schema, where it is the default.
+Every field is nullable, even if it holds no null: Spark demands the same nullability as in its own
+schema, and fields there are nullable by default.
 
 pyarrow is imported inside functions, so that only readers that ask for batches load it.
 
@@ -96,9 +96,10 @@ def body_to_batch(
     """Make a batch of the records `[start, stop)` of a block.
 
     Args:
-        body: the result of `open_body` for `header`. log_name: the value of the column `log`.
-            columns: names of COLUMNS and COLUMNS_ON_REQUEST, in the wanted order. Columns left out
-            cost nothing.
+        body: the result of `open_body` for `header`.
+        log_name: the value of the column `log`.
+        columns: names of COLUMNS and COLUMNS_ON_REQUEST, in the wanted order. Columns left out cost
+            nothing.
     Raises:
         BadSetting: a column is not known.
     """
@@ -118,9 +119,9 @@ def records_to_batch(
 ) -> pa.RecordBatch:
     """Make one batch of records of one log, from any number of blocks.
 
-    For runs of small blocks: a block costs `body_to_batch` some 27 µs however few its
-    records are. A record costs this function 0.4 µs and `Body.records` as much, so blocks of
-    less than about 30 records are better read as records and gathered.
+    It is for runs of small blocks. `body_to_batch` takes some 27 µs for each block, even for a
+    block with few records. This function takes 0.4 µs for each record, and `Body.records` takes 0.4
+    µs more. So it is quicker for blocks of less than about 30 records.
 
     Raises:
         BadSetting: a column is not known.
@@ -254,7 +255,8 @@ def _bytes_array(column: BytesColumn, type_: pa.DataType, start: int, count: int
 
 
 def _integers(view: memoryview, width: int) -> pa.Buffer:
-    """Wrap integers of `width` bytes, or a copy of them if they lie crooked."""
+    """Wrap integers of `width` bytes, or a copy of them if they do not start at a multiple of
+    `width`."""
     import pyarrow as pa
 
     buffer = pa.py_buffer(view)

@@ -1,8 +1,8 @@
 """The body of a data block: columns that Arrow can use as they lie.
 
-Producers write it once and readers turn it into records, or into an Arrow batch
-without touching records one by one. Servers never look inside. Little-endian; every
-column starts at a multiple of 8 from the body's start, padded with zeros::
+Producers write it once and readers turn it into records, or into an Arrow batch without touching
+records one by one. Servers never read it. Little-endian; every column starts at a multiple of 8
+from the body's start, padded with zeros::
 
      0  4  count n, 1 to BLOCK_RECORDS_MAX
      4  1  version = 1
@@ -100,8 +100,8 @@ def encode_body(
 ) -> bytes:
     """Write a body.
 
-    A column in which nothing differs from its default is left out, so that equal
-    records give equal bytes.
+    A column in which nothing differs from its default is left out, so equal records give equal
+    bytes.
 
     Args:
         values: payloads, 1 to BLOCK_RECORDS_MAX.
@@ -193,11 +193,12 @@ def _pack_headers(headers: Sequence[HeaderPairs]) -> list[bytes]:
 
 
 def seal_body(raw: bytes, codec: Codec) -> tuple[bytes, int, int]:
-    """Compress a body and sum it up for its header.
+    """Compress a body, and compute the checksums for its header.
 
     Returns:
         The stored body, its CRC32C and that of `raw`. The stored body may be larger
-        than `raw`: a caller that minds compares the sizes and seals again with Codec.NONE.
+        than `raw`: a caller that wants the smaller form compares the sizes and seals again with
+        Codec.NONE.
     """
     raw_crc = crc32c(raw)
     if codec is Codec.NONE:
@@ -211,8 +212,8 @@ def open_body(header: BlockHeader, stored: Buffer, *, verify: bool = True) -> Bo
 
     Args:
         stored: the body as stored; kept, not copied, unless it is compressed.
-        verify: False skips the two CRCs, for bytes that were summed just before; all
-            other checks are made.
+        verify: False skips the two CRCs, for bytes whose CRCs were compared just before; all other
+            checks are made.
     Raises:
         ChecksumMismatch: the stored or the uncompressed bytes differ from the written ones.
         Malformed: a hole or bridge, other lengths than the header's, a bad stream, or
@@ -259,8 +260,8 @@ def _mismatch(header: BlockHeader, which: str) -> ChecksumMismatch:
 
 
 def empty_body(header: BlockHeader) -> Body:
-    """In place of a body that was not sent: empty payloads, no keys and headers, and the append
-    time as every record's own time."""
+    """A body to use in place of a body that was not sent. It has empty payloads, no keys, no
+    headers, and the append time as the time of each record."""
     offsets = memoryview(bytes(4 * (header.count + 1)))
     values = BytesColumn(header.count, None, offsets, memoryview(b""))
     return Body(b"", header.append_time_us, values, None, None, None)
@@ -354,7 +355,7 @@ class Body:
         return self.keys[index]
 
     def timestamp_us(self, index: int) -> int:
-        """Say one record's own time, µs since 1970 UTC."""
+        """Return one record's own timestamp, in µs since 1970 UTC."""
         if self.stamps is None:
             return self.first_timestamp_us
         stamp: int = _INT64.unpack_from(self.stamps, 8 * index)[0]

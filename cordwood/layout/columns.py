@@ -1,10 +1,9 @@
 """One column of bytes inside a body: how it is written, checked and read.
 
-A column of n values is `int32 × (n + 1)` offsets and the values back to back, as
-Arrow's `binary` has it; a column that may hold nulls has a validity bitmap before it. All
-parts start at a multiple of 8 and are padded with zeros. `ColumnReader` trusts nothing: a part out
-of bounds, a falling offset or nonzero padding are Malformed, so that later code may index without
-checks.
+A column of n values is `int32 × (n + 1)` offsets and the values back to back, as Arrow's `binary`
+has it; a column that may hold nulls has a validity bitmap before it. All parts start at a multiple
+of 8 and are padded with zeros. `ColumnReader` checks every byte of the structure: a part out of
+bounds, a falling offset or nonzero padding is Malformed. So later code may index without checks.
 
 Source: docs/design.md §2; Apache Arrow, "Columnar format", variable-size binary.
 """
@@ -35,8 +34,9 @@ _NUMPY_PAYS = 32
 def pack_offsets(sizes: Iterable[int]) -> tuple[bytes, int]:
     """Add sizes up to offsets.
 
-    `struct.pack` gives 19 M values a second at 2,048 values and 18 M at 256; numpy's
-    cumsum 24 and 20, but a third of `struct` below 16 values: one way is enough.
+    `struct.pack` writes 19 M values a second at 2,048 values and 18 M at 256. numpy's cumsum writes
+    24 M and 20 M, but below 16 values a third of what `struct` writes. The gain does not pay for a
+    second way.
 
     Returns:
         The offsets, padded, and their last: the sum of the sizes.
@@ -112,8 +112,8 @@ class BytesColumn:
     def items(self, start: int, stop: int) -> list[bytes]:
         """Copy out the values `[start, stop)`; a null is empty.
 
-        One copy of the whole range and slices of that: slices of bytes cost half of
-        what views of views cost.
+        The whole range is copied once, and the values are slices of that copy: slices of bytes cost
+        half as much as views of views.
         """
         offsets = struct.unpack_from(f"<{stop - start + 1}i", self.offsets, 4 * start)
         base = offsets[0]
@@ -247,7 +247,7 @@ class ColumnReader:
 
 
 def _check_utf8(names: BytesColumn) -> None:
-    """Check all names at once: their bytes as one text, and that no cut is inside a character.
+    """Check all names at once: their bytes together are UTF-8, and no offset is inside a character.
 
     Raises:
         Malformed: a string is not UTF-8.

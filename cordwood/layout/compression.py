@@ -5,9 +5,10 @@ the network or a disk, so their claimed size is checked against the block header
 allocation:
 
 - zstd: one frame with its content size in it, no dictionary, nothing after it. The library
-  allocates the claimed size even past a given maximum, so the claim is read and compared first.
-- lz4: one bare block, without the size prefix that python-lz4 writes by default. The header's
-  `raw_bytes` is the size, so no second size could lie.
+  allocates the claimed size even if it is above a given maximum, so `inflate` reads and compares
+  the claimed size first.
+- lz4: one bare block, without the size prefix that python-lz4 writes by default. The size is the
+  header's `raw_bytes`, so there is no second size that could differ.
 
 Source: docs/design.md §2 ("a decoder bounds what it will inflate").
 """
@@ -27,9 +28,10 @@ ZSTD_LEVEL = 1
 
 
 def compress(raw: bytes, codec: Codec) -> bytes:
-    """Compress a body; the result may be larger than `raw`, and the caller decides what to do.
+    """Compress a body. The result may be larger than `raw`; the caller decides which of the two it
+    keeps.
 
-    A zstd context costs 9 µs to make, so compressing bodies under some KiB is a loss.
+    A zstd context takes 9 µs to make, so it does not pay to compress bodies of less than some KiB.
     """
     if codec is Codec.ZSTD:
         return zstandard.ZstdCompressor(level=ZSTD_LEVEL).compress(raw)

@@ -74,10 +74,10 @@ class RecordKind(enum.IntEnum):
 
 
 STORE_KIND = bytes([RecordKind.STORE])
-"""What goes before the payload of a STORE frame."""
+"""The byte of kind before the payload of a STORE frame."""
 
 AMEND_KIND = bytes([RecordKind.AMEND])
-"""The bytes before the payload of an amending record."""
+"""The byte of kind before the payload of a STORE frame without bodies."""
 
 
 class StoreRecord(NamedTuple):
@@ -95,14 +95,14 @@ class AmendRecord(NamedTuple):
 
 
 class SealRecord(NamedTuple):
-    """`epoch` refuses what lower epochs store."""
+    """A log was sealed: the node refuses stores of epochs below `epoch`."""
 
     log: int
     epoch: int
 
 
 class CleanRecord(NamedTuple):
-    """`epoch` is over; see the module for `seal`, `lng` and `attempt`."""
+    """`epoch` is over. The module's docstring explains `seal`, `lng` and `attempt`."""
 
     log: int
     epoch: int
@@ -115,8 +115,8 @@ class CleanRecord(NamedTuple):
 class TrimRecord(NamedTuple):
     """All of `log` up to `lsn`, it included, may go; all up to `released` was released.
 
-    So a node that dropped blocks knows that they were stored in full, and a recovery does not take
-    their absence for holes.
+    From `released` a node that dropped blocks knows that all their copies were stored. So a
+    recovery does not take their absence for holes.
     """
 
     log: int
@@ -127,7 +127,7 @@ class TrimRecord(NamedTuple):
 class TierRecord(NamedTuple):
     """All of `log` up to `lsn`, it included, is in main storage; `released` as of `TrimRecord`.
 
-    Readers are sent to main storage for it. It is not trimmed.
+    Readers get these records from main storage. They do not count as trimmed.
     """
 
     log: int
@@ -139,7 +139,7 @@ StagingRecord = StageRecord | PinRecord | UnstageRecord | PlaceRecord
 
 
 class NodesetsRecord(NamedTuple):
-    """Which nodes may hold what, complete up to `epoch`."""
+    """The nodes that may hold each epoch's records, complete up to `epoch`."""
 
     log: int
     epoch: int
@@ -147,8 +147,8 @@ class NodesetsRecord(NamedTuple):
 
 
 class ProducedRecord(NamedTuple):
-    """What producers wrote into `epoch`, and the latest append time, of blocks that this node need
-    not hold."""
+    """The producers' blocks in `epoch`, and the latest append time. This node need not hold these
+    blocks."""
 
     log: int
     epoch: int

@@ -4,7 +4,7 @@ Little-endian::
 
     each entry: u64 entry, i64 LAC, u64 length, u32 bytes of the body; then the bodies
 
-A reader goes through it once: no object for each entry stands between the bytes and the payloads.
+A reader goes through it once, and makes no object for each entry beside its payload.
 
 Source: docs/protocol/ledgers.md.
 """
@@ -26,7 +26,7 @@ _SEARCHED = 8
 """A run of fewer entries is checked one by one: numpy takes some microseconds for any number."""
 
 LENGTH_MAX = 2**63 - 1
-"""The most bytes that a ledger tells of itself: a signed number in its metadata."""
+"""The greatest length of a ledger in bytes: its metadata holds the length as a signed number."""
 
 Head = tuple[int, int, int, int]
 """An entry, its LAC, its length and the bytes of its body."""
@@ -40,7 +40,7 @@ def pack_run(heads: Iterable[Head], bodies: Sequence[Buffer]) -> bytes:
 
 
 def pack_heads(heads: Iterable[Head]) -> bytes:
-    """What a run has before its bodies."""
+    """The bytes of a run before its bodies."""
     return b"".join([_HEAD.pack(*head) for head in heads])
 
 
@@ -56,7 +56,7 @@ def is_run(packed: memoryview, first: int, count: int, step: int = 1) -> bool:
         return follow and in_range and sum(head[3] for head in heads) == size
     found = columns_of(packed, count)
     wanted = np.arange(0, count * step, step, dtype=np.uint64) + np.uint64(first)
-    # A faulty node may say any number: a digest covers those below 2^63 only.
+    # A faulty node may send any number, and a digest covers only numbers below 2^63.
     in_range = found["lac"].min() >= NO_ENTRY and found["length"].max() <= LENGTH_MAX
     follow = bool((found["entry"] == wanted).all())
     return follow and bool(in_range) and int(found["size"].sum(dtype=np.int64)) == size

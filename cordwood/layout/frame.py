@@ -1,4 +1,4 @@
-"""Frames: what every connection carries.
+"""Frames: every connection carries a stream of them.
 
 Little-endian, 20 bytes of header, then the payload::
 
@@ -11,13 +11,13 @@ Little-endian, 20 bytes of header, then the payload::
     8      8     request: pairs a reply with its call, or numbers a wave
     16     4     CRC32C over the payload, then over bytes [0, 16)
 
-TCP brings every byte once and in its turn; what stands in between (a proxy, a bug in a peer) may
-bring a whole frame twice or too early, with a good checksum. An append that comes twice would
-be stored twice: so frames are counted, and one out of its turn ends the connection.
+TCP delivers every byte once and in order. But a proxy, or a bug in a peer, may send a whole frame
+twice or too early, with a good checksum. An append that arrives twice would be stored twice. So
+each side counts frames, and a frame out of its turn ends the connection.
 
-The payload comes first into the checksum so that a payload sent to several
-peers is summed once. Lengths are checked against the kind's limit before a byte
-of the payload is kept. Until the hello is done only a hello is read.
+The checksum covers the payload first, so that the CRC of a payload for several peers is computed
+once. Lengths are checked against the kind's limit before a byte of the payload is kept. Until the
+hello is done only a hello is read.
 
 Source: docs/design.md §4; docs/sources/hotpath.md §3; docs/sources/reliability.md §7 (4, 5).
 """
@@ -40,7 +40,7 @@ _SUMMED = struct.Struct("<IBBHQ")
 FRAME_HEADER_BYTES = _HEADER.size
 
 HELLO_BYTES_MAX = 1024
-"""A peer that has not greeted may make this node keep this many bytes."""
+"""The most bytes that a node keeps for a peer that has not greeted yet."""
 
 CONTROL_BYTES_MAX = 4 << 20
 """Far above any call: the largest is a staged block of 3.5 MiB."""
@@ -52,7 +52,8 @@ DATA_BYTES_MAX = 72 << 20
 """Two blocks of the hard body limit (32 MiB) with their headers."""
 
 REPLY_BYTES_MAX = DATA_BYTES_MAX
-"""A listing of 150,000 logs, of 400 bytes each. A caller may be sent as much in blocks."""
+"""A listing of 150,000 logs, of 400 bytes each. It is as much as DATA_BYTES_MAX: a caller must be
+able to receive as many bytes in blocks."""
 
 
 class Kind(enum.IntEnum):
@@ -124,7 +125,7 @@ def next_number(number: int) -> int:
 
 
 def _cut(whole: memoryview, kind: int, request: int, crc: int) -> Frame:
-    """The frame that `whole` is, header and payload, if its CRC is `crc`."""
+    """The frame in `whole`, which is header and payload, if its CRC is `crc`."""
     payload = whole[FRAME_HEADER_BYTES:]
     if crc32c(whole[: _SUMMED.size], crc32c(payload)) != crc:
         raise ChecksumMismatch(f"a frame of kind {kind} failed its CRC32C")
@@ -137,10 +138,11 @@ def frame(kind: int, request: int, payload: Buffer) -> tuple[bytes, Buffer]:
 
 
 class FrameParser:
-    """Cuts a byte stream into frames; a rule, fed with the bytes that arrived.
+    """Cuts a byte stream into frames. It is a rule: its caller feeds it the bytes that arrived.
 
-    `greeted` starts False: then only one greeting passes, and what follows it
-    waits. After setting it True, feed `b""` once, for bytes that waited.
+    `greeted` starts as False. Until it is True, only one greeting passes, and the bytes after the
+    greeting wait. After setting it to True, feed `b""` once to get the frames in the bytes that
+    waited.
     """
 
     __slots__ = ("_filled", "_frame", "_number", "_rest", "greeted")
@@ -154,12 +156,12 @@ class FrameParser:
         self._filled = 0
 
     def feed(self, data: bytes) -> list[Frame]:
-        """Take bytes, give the frames that they complete, in order.
+        """Take bytes, and return the frames that they complete, in order.
 
         Raises:
-            Malformed: unknown kind, set flags, too long, out of its turn, or not a hello
-                while greetings are due. The parser is of no use afterwards.
-            ChecksumMismatch: a frame's CRC is wrong; likewise.
+            Malformed: unknown kind, set flags, too long, out of its turn, or not a hello while
+                greetings are due. The parser is of no use afterwards.
+            ChecksumMismatch: a frame's CRC is wrong. The parser is of no use afterwards.
         """
         frames: list[Frame] = []
         at, end = 0, len(data)
@@ -190,7 +192,7 @@ class FrameParser:
         return frames
 
     def drop(self) -> None:
-        """Drop an unfinished frame: no more bytes come."""
+        """Drop an unfinished frame, because no more bytes will come."""
         self._rest, self._frame, self._filled = b"", None, 0
 
     def receive_into(self) -> memoryview | None:
@@ -206,7 +208,8 @@ class FrameParser:
         return len(self._rest), FRAME_HEADER_BYTES if self._rest else 0
 
     def placed(self, count: int) -> list[Frame]:
-        """Bytes were put into the buffer of `receive_into`; otherwise as `feed`."""
+        """Take `count` bytes that the caller put into the buffer of `receive_into`; otherwise as
+        `feed`."""
         assert self._frame is not None, "nothing was begun"
         self._filled += count
         if self._filled < len(self._frame):
@@ -219,7 +222,8 @@ class FrameParser:
         return [cut]
 
     def _count(self, number: int) -> None:
-        """A whole frame of this number is here. The first frame's number starts the count."""
+        """Check the number of a frame that arrived whole. The first frame's number starts the
+        count."""
         if self._number and number != next_number(self._number):
             raise Malformed(f"frame {number} came when {next_number(self._number)} was due")
         self._number = number
@@ -227,8 +231,8 @@ class FrameParser:
     def _begin(self, start: memoryview, length: int) -> None:
         """Allocate the buffer of a frame with a checked header and an arrived start.
 
-        numpy's memory is not zeroed, and the machine allocates pages on their first write: a
-        claimed length costs nothing.
+        numpy does not zero the memory, and the machine allocates pages on their first write. So a
+        frame that claims a length, and does not send the bytes, costs no memory.
         """
         self._frame = np.empty(length, np.uint8).data
         self._frame[: len(start)] = start

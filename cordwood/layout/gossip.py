@@ -23,7 +23,8 @@ _HEAD = struct.Struct("<II")
 _WORD = struct.Struct("<IIQB3s")
 
 WORDS_MAX = 4096
-"""Nodes of a cluster: far more than the frames between them could be for."""
+"""The most nodes in one payload. A cluster of so many nodes would send far too many gossip
+frames."""
 
 Told = tuple[int, int, int, bool]
 """Node, age, incarnation, leaving."""

@@ -48,8 +48,8 @@ class RefusalKind(enum.IntEnum):
     """Too many connections: try again, or another node."""
 
     UNKNOWN_NODE = 2
-    """The calling node is no member, as far as the called node knows: it may have joined just
-    now."""
+    """The calling node is no member, as far as the called node knows. It may have joined just now,
+    so the caller tries again."""
 
 
 def to_refusal(error: CordwoodError) -> tuple[RefusalKind, bytes]:
@@ -74,7 +74,7 @@ def to_error(request: int, payload: Buffer) -> CordwoodError:
 
 @dataclass(frozen=True, slots=True)
 class Hello:
-    """A side of a greeting.
+    """What one side of a greeting says of itself.
 
     Attributes:
         node: the sender's node number, 0 for a client.
@@ -123,7 +123,7 @@ def unpack_hello(payload: Buffer) -> Hello:
 
 
 def check_hello(ours: Hello, theirs: Hello) -> None:
-    """Refuse a peer other than the intended one.
+    """Refuse a peer that is not the peer that this side means to reach.
 
     Raises:
         NotOurCluster: other versions, another cluster, a node that names none, or another

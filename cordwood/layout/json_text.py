@@ -1,4 +1,4 @@
-"""Cordwood's JSON, from a metadata store or a disk that other programs may have written to.
+"""Reads Cordwood's JSON from a metadata store or a disk. Other programs may have written to it.
 
 Source: docs/sources/reliability.md §7.
 """

@@ -35,10 +35,12 @@ from cordwood.ledger import DigestKind
 KEY_BYTES = 20
 
 ENTRY_BYTES_MAX = 3 << 20
-"""A payload: it fits a control frame with its digest and room for the rest."""
+"""The most bytes of a payload. With its digest and the other fields it fits into a control
+frame."""
 
 SMALL_BYTES = 4096
-"""Where entries are smaller on the average, a run is copied once more: bytes are cut up sooner."""
+"""If the entries of a run are smaller than this on average, the run is copied once more, because
+slices of bytes are quicker than slices of views."""
 
 BODY_BYTES_MAX = ENTRY_BYTES_MAX + 20
 
@@ -66,7 +68,7 @@ DIGEST_BYTES = {
 
 
 def ledger_key_of(password: bytes) -> bytes:
-    """What nodes know a ledger's password by."""
+    """The key by which nodes know a ledger's password."""
     return hashlib.sha1(b"ledger" + password, usedforsecurity=False).digest()
 
 
@@ -82,11 +84,11 @@ class EntrySeal:
             self._mac = hashlib.sha1(b"mac" + password, usedforsecurity=False).digest()
 
     def pack(self, entry: int, lac: int, length: int, payload: Buffer) -> bytes:
-        """The body that nodes keep."""
+        """The body that nodes keep: the digest, then the payload."""
         return self._digest(entry, lac, length, payload) + bytes(payload)
 
     def pack_all(self, first: int, lac: int, length: int, payloads: Sequence[bytes]) -> list[bytes]:
-        """The bodies of entries from `first` on that tell the same LAC.
+        """The bodies of consecutive entries, from `first` on, that carry the same LAC.
 
         Args:
             length: bytes of all payloads before the first of them.
@@ -117,7 +119,7 @@ class EntrySeal:
         """Payloads and lengths of a run of entries, up to the first entry that fails its check.
 
         Args:
-            packed, count: that pass `layout.entry_run.is_run`.
+            packed, count: a run that passed the check of `layout.entry_run.is_run`.
         """
         is_small = len(packed) < SMALL_BYTES * count
         if is_small and count >= SUMMED_AT_ONCE and self._kind in _SUMS:

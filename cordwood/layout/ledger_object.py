@@ -1,8 +1,8 @@
 """An object of a ledger: a Parquet file with entries of it, which any engine reads.
 
-It has the columns of an object of logs that an entry has something for, and all others of these are
-null: `lsn` and `offset` are the entry's number, `log_id` is the ledger, `log` is `ledger/<id>`. So
-one query reads logs and ledgers. Behind them stand::
+It has all columns of an object of logs. Columns for which an entry has no value are null: `lsn` and
+`offset` are the entry's number, `log_id` is the ledger, `log` is `ledger/<id>`. So one query reads
+logs and ledgers. After these columns it has four more::
 
     lac, length     int64; as the writer sent them with the entry
     digest          binary; the bytes that go before the payload in the body
@@ -58,7 +58,7 @@ INDEX_KEY = b"cordwood-ledger"
 VERSION = 1
 
 ENTRY_COLUMNS = ("lsn", "log_id", "value", "lac", "length", "digest", "body_crc")
-"""All that entries are built from."""
+"""The columns from which a reader builds entries."""
 
 _NUMBERS = ("lac", "length", "body_crc")
 _DICTIONARY = ["log", "log_id", "epoch"]
@@ -82,7 +82,9 @@ class LedgerFooter:
     """A footer that was checked.
 
     Attributes:
-        index: Cordwood's. metadata: pyarrow's. starts: the first entry of each row group.
+        index: Cordwood's.
+        metadata: pyarrow's.
+        starts: the first entry of each row group.
     """
 
     index: LedgerIndex
@@ -101,7 +103,8 @@ class FinishedLedgerObject:
 
     Attributes:
         content: its bytes.
-        footer: as a reader finds it. footer_bytes, footer_crc: of it and what follows it.
+        footer: as a reader finds it.
+        footer_bytes, footer_crc: of it and what follows it.
     """
 
     content: Buffer
@@ -120,10 +123,11 @@ def ledger_object_schema() -> pa.Schema:
 
 
 class LedgerObjectWriter:
-    """Writes entries of one ledger, in order and without a hole.
+    """Writes entries of one ledger, in order and without leaving an entry out.
 
     Attributes:
-        next: the entry that comes next. raw_bytes: of the bodies that were given.
+        next: the entry that comes next.
+        raw_bytes: of the bodies that were given.
     """
 
     def __init__(
@@ -243,7 +247,7 @@ def read_ledger_footer(tail: Buffer, crc: int, size: int) -> LedgerFooter:
 
 
 def check_ledger_group(footer: LedgerFooter, number: int, content: Buffer) -> None:
-    """See that bytes are those of a row group.
+    """Check that bytes are those of a row group.
 
     Raises:
         ChecksumMismatch, Malformed: they are not.

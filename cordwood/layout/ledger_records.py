@@ -61,7 +61,7 @@ class LedgerFlag(enum.IntFlag):
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing of it is kept or taken."""
+        """Whether the node keeps no entries of the ledger and takes none."""
         return bool(self & (LedgerFlag.GONE | LedgerFlag.TIERED))
 
 
@@ -89,7 +89,7 @@ class LedgerEntries(NamedTuple):
 
 
 class LedgerChange(NamedTuple):
-    """What became true of one ledger."""
+    """A change of one ledger's state: the key, the flags that are set, and the LAC."""
 
     ledger: int
     key: bytes
@@ -98,7 +98,7 @@ class LedgerChange(NamedTuple):
 
 
 class LedgerChanges(NamedTuple):
-    """What became true of some ledgers, at once."""
+    """Changes of the states of some ledgers, which take effect together."""
 
     changes: tuple[LedgerChange, ...]
 

@@ -1,4 +1,4 @@
-"""How large records, bodies and blocks may be, and why.
+"""Limits of records, bodies and blocks, with their reasons.
 
 Hard limits are part of the format: every decoder refuses larger values before it allocates, so
 raising a limit needs a new format version. Soft limits are defaults that a client's settings may
@@ -29,8 +29,9 @@ offsets are 256 KiB.
 GROUP_BYTES_MAX = 64 << 20
 """Hard: bytes of the bodies of an atomic group, as stored.
 
-It travels to the sequencer as one entry of one frame, which holds 72 MiB, and is kept
-whole until it is stored. A bigger batch is several groups, each atomic.
+A group travels to the sequencer as one entry of one frame, and a frame holds 72 MiB. The sequencer
+keeps the whole group in memory until it is stored. A larger batch becomes several groups, and each
+of them is atomic.
 """
 
 GROUP_BLOCKS_MAX = 4096
@@ -39,8 +40,7 @@ GROUP_BLOCKS_MAX = 4096
 RECORD_BYTES_DEFAULT = 1 << 20
 """Soft: bytes of one record (value, key and headers) that a client takes.
 
-The default of LogDevice and of Kafka too, so that an application moves over without a
-setting.
+LogDevice and Kafka have the same default, so an application can move to Cordwood without a setting.
 """
 
 RECORD_BYTES_MAX = BODY_BYTES_MAX - (64 << 10)

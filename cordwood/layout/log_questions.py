@@ -1,7 +1,7 @@
-"""Messages about one storage node's records of a log; the client combines the answers.
+"""Questions to a storage node about its records of a log. The client combines the nodes' answers.
 
-Each names `until`, the tail that the log's sequencer gave: what lies above it is not looked
-at, so that all nodes speak of the same part of the log.
+Each question names `until`, the tail that the log's sequencer gave. Nodes leave out records above
+it, so all nodes answer for the same part of the log.
 
 Source: docs/sources/logdevice.md 1 ("Positions"), 2.13.
 """
@@ -19,11 +19,12 @@ Count = Annotated[int, Meta(ge=0)]
 
 
 class ForReaders(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A question for which a log may ask for its read token, as for its records.
+    """A question about a log that may demand its read token for the answer, as it does for its
+    records.
 
     Attributes:
-        timeout_ms: how long the caller waits; then the node stops its search. 0 for unknown. token:
-            never shown, so the text of a question leaves it out.
+        timeout_ms: how long the caller waits; then the node stops its search. 0 for unknown.
+        token: never shown, so the text of a question leaves it out.
     """
 
     timeout_ms: Annotated[int, Meta(ge=0, le=2**31)] = 0
@@ -35,7 +36,7 @@ class ForReaders(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Trim(Struct, frozen=True, tag="trim"):
-    """Let go of a log up to `lsn`, for good; all up to `until` is released."""
+    """Delete the records of a log up to `lsn`, for good. All records up to `until` are released."""
 
     log: U62
     lsn: AnyLsn
@@ -49,11 +50,11 @@ class TrimReply(Struct, frozen=True, tag="trimmed"):
 
 
 class AskTime(ForReaders, frozen=True, tag="ask_time"):
-    """The place of a time among the node's records up to `until`.
+    """Asks for the place of a time among the node's records up to `until`.
 
     Attributes:
-        is_exact: blocks are looked at; else the partitions' bounds are enough, and the
-            answer may lie earlier.
+        is_exact: True makes the node look at blocks. False makes it use only the bounds of
+            partitions, and the answer may lie earlier.
     """
 
     log: U62
@@ -63,13 +64,14 @@ class AskTime(ForReaders, frozen=True, tag="ask_time"):
 
 
 class TimeReply(Struct, frozen=True, tag="time"):
-    """Between which of its blocks a time lies.
+    """The two blocks of the node between which a time lies.
 
     Attributes:
         trim: the node's trim point.
         before: the last LSN known to be older, the trim point at least; 0 for none.
         at: the first LSN not known to be older, 0 for none.
-        tier: last LSN that the node dropped in favour of main storage, 0 for none.
+        tier: last LSN whose records the node has let go of, because main storage has them; 0 for
+            none.
     """
 
     trim: AnyLsn
@@ -79,7 +81,7 @@ class TimeReply(Struct, frozen=True, tag="time"):
 
 
 class AskExtent(ForReaders, frozen=True, tag="ask_extent"):
-    """Where the records of a log begin and end here, above `above` and up to `until`.
+    """Asks where the node's records of a log begin and end, above `above` and up to `until`.
 
     Attributes:
         above: the trim point of other nodes; the node's own may lie higher.
@@ -91,7 +93,8 @@ class AskExtent(ForReaders, frozen=True, tag="ask_extent"):
 
 
 class ExtentReply(Struct, frozen=True, tag="extent"):
-    """The first and the last record held where was asked, and their times; 0 for none.
+    """The first and the last record that the node holds in the asked range, and their times; 0 for
+    none.
 
     `tier` as of `TimeReply`.
     """
@@ -105,7 +108,8 @@ class ExtentReply(Struct, frozen=True, tag="extent"):
 
 
 class AskSize(ForReaders, frozen=True, tag="ask_size"):
-    """About how many bytes of a log appended in [start, stop) the node holds."""
+    """Asks for the approximate bytes of records that the node holds and that were appended in
+    `[start, stop)`."""
 
     log: U62
     start_us: TimeUs
@@ -113,7 +117,7 @@ class AskSize(ForReaders, frozen=True, tag="ask_size"):
 
 
 KEPT_LSNS_MAX = 64
-"""LSNs in one question for the kept bytes above each."""
+"""The most LSNs in one AskKept."""
 
 
 class AskKept(Struct, frozen=True, tag="ask_kept"):
@@ -124,13 +128,13 @@ class AskKept(Struct, frozen=True, tag="ask_kept"):
 
 
 class KeptReply(Struct, frozen=True, tag="kept"):
-    """Bytes for each LSN, at most: see `storage.space.payload_count`."""
+    """An upper bound of the bytes above each LSN: see `storage.space.payload_count`."""
 
     bytes: Annotated[tuple[AnyLsn, ...], Meta(max_length=KEPT_LSNS_MAX)]
 
 
 class SizeReply(Struct, frozen=True, tag="size"):
-    """Bytes of blocks as stored, this node's copies alone; `tier` as of `TimeReply`."""
+    """The bytes of blocks as stored, of this node's copies only. `tier` is as in `TimeReply`."""
 
     bytes: int
     tier: AnyLsn = 0
@@ -140,8 +144,8 @@ class AskIfLost(Struct, frozen=True, tag="ask_if_lost"):
     """Asks for the blocks that the node would have to give if the data of some nodes were gone.
 
     Attributes:
-        nodes: those nodes, in addition to nodes already reported lost. log, lsn: continue after
-            this place, the last answer's end; 0 to begin.
+        nodes: those nodes, in addition to nodes already reported lost.
+        log, lsn: continue after this place, the last answer's end; 0 to begin.
     """
 
     nodes: Annotated[tuple[U32, ...], Meta(min_length=1, max_length=1024)]
@@ -153,10 +157,12 @@ class IfLostReply(Struct, frozen=True, tag="if_lost"):
     """Blocks that this node would be the donor of, as far as this call looked.
 
     Attributes:
-        blocks, bytes: the blocks that get new copies: number, and bytes sent. stuck: blocks with
-            too few nodes left, or nodes in too few domains. last: of both, blocks with one copy
-            left. gone: blocks with no copy left. unknown: blocks of epochs whose nodes this node
-            does not know, and damaged ranges. log, lsn: where to continue; log 0 at the end.
+        blocks, bytes: the blocks that get new copies: number, and bytes sent.
+        stuck: blocks with too few nodes left, or nodes in too few domains.
+        last: of both, blocks with one copy left.
+        gone: blocks with no copy left.
+        unknown: blocks of epochs whose nodes this node does not know, and damaged ranges.
+        log, lsn: where to continue; log 0 at the end.
     """
 
     blocks: Count
@@ -174,7 +180,7 @@ COPIES_ASKED_MAX = 512
 
 
 class AskCopies(Struct, frozen=True, tag="ask_copies"):
-    """A node's question to another node: its envelopes of these blocks of a log."""
+    """Asks another node for its envelopes of these blocks of a log."""
 
     log: U62
     blocks: Annotated[tuple[tuple[AnyLsn, AnyLsn], ...], Meta(max_length=COPIES_ASKED_MAX)]
@@ -185,8 +191,10 @@ class CopyWord(Struct, frozen=True, array_like=True):
 
     Attributes:
         has: a `rebuild_compare.Has`.
-        wave, seal_epoch, by_recovery, copyset: of its envelope. If the node noted a move, of the
-            envelope that the block has when the move is over.
+        wave, seal_epoch, by_recovery, copyset: the fields of its envelope. If the node noted a
+            move, they are those of the envelope that the block will have after the move.
+        is_let_go: with TRIMMED: the block is not trimmed. The node let go of its place, because
+            main storage held it.
     """
 
     has: Annotated[int, Meta(ge=1, le=4)]
@@ -194,9 +202,10 @@ class CopyWord(Struct, frozen=True, array_like=True):
     seal_epoch: U32 = 0
     by_recovery: bool = False
     copyset: Annotated[tuple[U32, ...], Meta(max_length=COPIES_MAX)] = ()
+    is_let_go: bool = False
 
 
 class CopiesReply(Struct, frozen=True, tag="copies"):
-    """A word for each block, in the order of the question."""
+    """A `CopyWord` for each block, in the order of the question."""
 
     words: Annotated[tuple[CopyWord, ...], Meta(max_length=COPIES_ASKED_MAX)]

@@ -9,8 +9,8 @@ Keys are big-endian, so that keys sort as the values in them. A partition holds:
 
 The index stands apart, so that skipping a block reads no body, and an amend rewrites some hundred
 bytes. Blocks go by their last LSN, because a read may begin inside one. Every copy keeps a key of
-its own, in the order of precedence. A reader takes the last one, so it reads no copy before it is
-written. Copies of one block have the same body, so they share it.
+its own, in the order of precedence. A reader takes the last of these keys. So a reader never takes
+a copy before that copy is written. Copies of one block have the same body, so they share it.
 
 The metadata table holds::
 
@@ -24,6 +24,8 @@ The metadata table holds::
     "w" ► ranges that the WAL lost: u64 start, u64 stop of each range of its offsets
     "a" ► i64 offset of the WAL: losses below it were accepted
     "n" ► ranges as under "w": those for which logs were sealed anew and ledgers fenced
+    "g" ► of each log that this node has and the log tree lacks: u64 log, i64 first missed at
+        (µs, wall clock)
     "l" u64 log ► the log's state, see `LogState`: fixed part and lists as laid out there
     "s", "x", "y" ► of scrubbing, see `scrub_rows`
 
@@ -34,7 +36,7 @@ partitions); docs/sources/logdevice.md 2.13.
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from cordwood.errors import Malformed
@@ -52,6 +54,7 @@ OFFSET_KEY = b"o"
 LOST_KEY = b"w"
 ACCEPTED_KEY = b"a"
 NOTED_KEY = b"n"
+MISSING_KEY = b"g"
 
 _INDEX = struct.Struct(">cQQQBBII")
 _BODY = struct.Struct(">cQQQ")
@@ -61,6 +64,7 @@ _ORIGIN = struct.Struct("<II")
 _OFFSET = struct.Struct("<q")
 _LOST = struct.Struct("<QQ")
 _LAST = struct.Struct("<Q")
+_MISSING = struct.Struct("<Qq")
 _PARTITION = struct.Struct("<qqQQ")
 _ENTRY = struct.Struct("<QQQQqqQ")
 _STATE = struct.Struct("<IIQQqQQQQIIIII")
@@ -72,7 +76,7 @@ _EPOCH = struct.Struct("<I")
 
 
 class IndexKey(NamedTuple):
-    """What an index key says of a block."""
+    """The fields of an index key."""
 
     log: int
     last: int
@@ -84,7 +88,8 @@ class IndexKey(NamedTuple):
 
     @property
     def place(self) -> tuple[int, int, int]:
-        """Equal for copies of which one counts."""
+        """Log, last and first LSN. Copies with an equal place are copies of the same block, and
+        only one of them counts."""
         return (self.last, self.first, self.kind)
 
 
@@ -139,7 +144,7 @@ def read_body_key(key: bytes) -> tuple[int, int]:
 
 
 def read_place(key: bytes) -> tuple[int, int, int]:
-    """Log, last and first LSN of the block that a key of a partition, of either kind, is of.
+    """Log, last and first LSN of the block to which a key of a partition, of either kind, belongs.
 
     Raises:
         Malformed: it is none.
@@ -210,6 +215,22 @@ def read_lost(value: bytes) -> tuple[tuple[int, int], ...]:
     return tuple((start, stop) for start, stop in _LOST.iter_unpack(value))
 
 
+def pack_missing(since_us: Mapping[int, int]) -> bytes:
+    """The value under MISSING_KEY: by log, the time (µs, wall clock) since when it is missing."""
+    return b"".join(_MISSING.pack(*each) for each in sorted(since_us.items()))
+
+
+def read_missing(value: bytes) -> dict[int, int]:
+    """The value under MISSING_KEY.
+
+    Raises:
+        Malformed: no number of whole entries.
+    """
+    if len(value) % _MISSING.size:
+        raise Malformed(f"LogsDB holds {len(value)} bytes that are no list of missing logs")
+    return dict(_MISSING.iter_unpack(value))
+
+
 class PartitionRow(NamedTuple):
     """A partition's row; the fields are those of the layout above."""
 
@@ -255,10 +276,10 @@ class DirectoryEntry(NamedTuple):
     """One log's part of one partition.
 
     Attributes:
-        first, last: LSNs, the lowest of a first and the highest of a last.
-        blocks, bytes: stored, copies of one block counted each.
+        first, last: the lowest first LSN and the highest last LSN of its blocks.
+        blocks, bytes: the stored copies; each copy of a block counts.
         first_us, last_us: the lowest and the highest append time.
-        payload: of its blocks' bodies, what this node answers for: over all nodes each block
+        payload: the bytes of its blocks' bodies that this node counts. Over all nodes, each block
             is counted once at most (`storage.space.payload_count`).
     """
 
@@ -304,7 +325,7 @@ def read_directory_key(key: bytes) -> tuple[int, int]:
 
 
 def member_key(partition: int, log: int) -> bytes:
-    """The key of the row that says that a log has a part in a partition."""
+    """The key of the row that notes a log's part of a partition."""
     return _TWO.pack(b"e", partition, log)
 
 
@@ -347,7 +368,7 @@ Packed = bytes
 
 
 class LogState(NamedTuple):
-    """A node's knowledge of a log beside its blocks.
+    """All that a node knows of a log, except its blocks.
 
     Fixed part, 80 bytes: u32 seal, u32 clean, u64 released, u64 trim, i64 append time,
     u64 last, u64 blocks, u64 bytes, u64 tier, then u32 counts of the lists that follow: LNGs
@@ -358,16 +379,19 @@ class LogState(NamedTuple):
     Attributes:
         seal: the epoch that sealed it, durably; 0 for none.
         clean: last epoch known to be recovered.
-        released: last LSN that readers may see, as far as was known.
+        released: last LSN that readers may see, as far as the node knew.
         trim: all up to it was trimmed.
         append_time_us: the latest seen.
         last, blocks, bytes: the highest LSN in LogsDB, and how much is there.
-        tier: all up to it is in main storage, and may be gone here; 0 for none.
+        tier: all records up to this LSN are in main storage, and the node may have let go of them;
+            0 for none.
         lngs: LNG by epoch.
-        ends: of finished epochs: epoch, the recovery's seal, LNG, attempt. closed: finished epochs
-            above `clean`. held: epochs above `clean` with blocks here. produced: of finished
-            epochs, the known producers at the end; of other epochs, the producers' blocks.
-            nodesets: which nodes may hold which epochs, and the epoch up to which this is complete.
+        ends: of finished epochs: epoch, the recovery's seal, LNG, attempt.
+        closed: finished epochs above `clean`.
+        held: epochs above `clean` with blocks here.
+        produced: of finished epochs, the known producers at the end; of other epochs, the
+            producers' blocks.
+        nodesets: which nodes may hold which epochs, and the epoch up to which this is complete.
     """
 
     seal: int = 0

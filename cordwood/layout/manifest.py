@@ -13,8 +13,8 @@ entry is a list of 14 items, and a reference to a page a list of 15, in the orde
 entry, so it is left out (an empty text).
 
 Version 2 tells of merges as well: a head has a ninth field, the turn at merging, and an entry that
-took the place of others a 15th, when it did. Both are left out where they tell nothing, and what
-then is left is of version 1: a program from before there were merges reads it.
+took the place of others a 15th, when it did. Both are left out if they are empty, and the rest is
+then version 1. A program of a version without merges reads it.
 
 A page's name is `pages/<level>-<first>-<last>-<fence>-<crc>.json`, in hexadecimal digits: 2, 16,
 16, 16 and 8 of them.
@@ -53,7 +53,7 @@ _PAGE_NAME = re.compile(
 
 
 class _Head(NamedTuple):
-    """As `tiered.Head`, with items that are not read yet."""
+    """A `tiered.Head` whose items are not decoded yet."""
 
     log: int
     version: int
@@ -113,12 +113,12 @@ def unpack_origin(log: int, data: Buffer) -> int:
 
 
 class TableNote(NamedTuple):
-    """What a table of Iceberg names.
+    """The objects that an Iceberg table names.
 
     Attributes:
         table: its name, for people.
         named: names of objects.
-        left: objects that it named before, each with when it did last.
+        left: objects that it named before, each with the last time at which it did.
     """
 
     table: str
@@ -127,12 +127,12 @@ class TableNote(NamedTuple):
 
 
 def pack_table_note(note: TableNote) -> bytes:
-    """Write what a table names."""
+    """Write the note of the objects that a table names."""
     return _framed(b"table", note)
 
 
 def unpack_table_note(name: str, data: Buffer) -> TableNote:
-    """What a table names.
+    """Read the note of the objects that a table names.
 
     Raises:
         Corrupt: the bytes differ from the written ones.
@@ -161,7 +161,8 @@ class LedgerPart(NamedTuple):
 
     Attributes:
         first, last: entries that it holds.
-        footer_crc: CRC32C of its footer. size, footer_bytes: bytes of it, and of its footer.
+        footer_crc: CRC32C of its footer.
+        size, footer_bytes: bytes of it, and of its footer.
     """
 
     first: int
@@ -175,7 +176,8 @@ class LedgerManifest(NamedTuple):
     """All objects of a closed ledger, by one attempt.
 
     Attributes:
-        creator, created_us: as in the ledger's metadata; they tell it from another cluster's.
+        creator, created_us: as in the ledger's metadata; they distinguish the ledger from another
+            cluster's ledger with the same id.
         last, length: its end.
         parts: its objects, which follow one another from entry 0 to the last one.
     """

@@ -1,8 +1,7 @@
-"""Control messages: calls, replies and faults, as MessagePack with fixed schemas.
+"""Control messages (calls, replies and faults) as MessagePack with fixed schemas.
 
-A CALL frame holds one of `Call`, its REPLY one of `Reply`, its FAULT a `Fault`.
-Unknown fields are ignored, unknown tags are refused. Nothing here is on the
-path of an append.
+A CALL frame holds one of `Call`, its REPLY one of `Reply`, its FAULT a `Fault`. Unknown fields are
+ignored, unknown tags are refused. No append waits for a message of this module.
 
 Source: docs/design.md §4 ("msgspec (control messages only)"); docs/sources/reliability.md §7 (7).
 """
@@ -52,6 +51,7 @@ from cordwood.layout.message_ledgers import (
     EntriesReply,
     LacReply,
     LedgerCall,
+    LedgerIdReply,
     LedgerReply,
     LedgersReply,
     RunReply,
@@ -101,11 +101,11 @@ ASK_LOGS_MAX = 10_000
 
 
 class LogState(Struct, frozen=True):
-    """One log on one node, for status pages.
+    """One log on one node, for the output of `status` commands.
 
     Attributes:
-        readable: the last LSN that the node may send to readers: below `released` while it has to
-            purge blocks that a recovery did not keep.
+        readable: the last LSN that the node may send to readers: it is below `released` while the
+            node has to delete blocks that a recovery did not keep.
     """
 
     log: U62
@@ -120,15 +120,18 @@ class LogState(Struct, frozen=True):
 
 
 class StatusReply(Struct, frozen=True, tag="status"):
-    """A node's own view of itself and of its cluster.
+    """A node's own view of its state and of its cluster.
 
     Attributes:
         uptime_s: seconds since it started.
-        wal_used_bytes, wal_capacity_bytes: the ring, as of now. cache_bytes: bytes that are not in
-            LogsDB yet. logs_bytes, partitions: of LogsDB. scrub: the progress of scrubbing.
+        wal_used_bytes, wal_capacity_bytes: the ring, as of now.
+        cache_bytes: bytes that are not in LogsDB yet.
+        logs_bytes, partitions: of LogsDB.
+        scrub: the progress of scrubbing.
         appended_records, stored_blocks, sent_blocks, sent_bytes: since it started.
         failed: why the node cannot store, "" if it can.
-        filtered_blocks: blocks that readers did not receive from here: another node sends them.
+        filtered_blocks: blocks that this node did not send to readers, because another node sends
+            them.
     """
 
     node: U32
@@ -163,7 +166,8 @@ class TailReply(Struct, frozen=True, tag="tail"):
 
 
 class ReleasedReply(Struct, frozen=True, tag="released"):
-    """What `AskReleased` asked for, in its order; 0 for a log not sequenced here."""
+    """The released LSN of each log of an `AskReleased`, in its order; 0 for a log that this node
+    does not sequence."""
 
     released: list[AnyLsn]
 
@@ -172,11 +176,15 @@ class SealReply(Struct, frozen=True, tag="sealed"):
     """A node's answer to a seal.
 
     Attributes:
-        lngs: of the epochs asked, the LNG of each of which it knows one.
-        append_time_us: the latest append time it holds for this log, 0 for none.
-        produced: per epoch asked, what producers wrote into it; see `layout.produced`.
-        is_sure: it knows all that it holds. A node that lost records may have held later ones.
-        quiet_us: how long it has run, or has taken no record of the log, by its steady clock.
+        lngs: by epoch, the LNG. Epochs without a known LNG are left out.
+        append_time_us: the latest append time that it knows for this log, 0 for none.
+        produced: by epoch, the producers' blocks in it; see `layout.produced`.
+        is_sure: whether it knows all records that it ever stored. A node that lost records may have
+            held later records than it knows.
+        quiet_us: the time since it last stored a record of the log, or since its start if that is
+            shorter, by its steady clock.
+        begun: the highest epoch of which it knows that a sequencer began it, 0 for none. A node of
+            an older version leaves it out.
     """
 
     lngs: dict[int, int]
@@ -184,25 +192,27 @@ class SealReply(Struct, frozen=True, tag="sealed"):
     produced: dict[int, bytes] = {}
     is_sure: bool = True
     quiet_us: Annotated[int, Meta(ge=0, le=2**62)] = 0
+    begun: U32 = 0
 
 
 class DoneReply(Struct, frozen=True, tag="done"):
-    """Nothing more to say."""
+    """The reply to a call that was carried out and has no other answer."""
 
 
 class AskStatus(Struct, frozen=True, tag="ask_status"):
-    """A node's own view."""
+    """Asks for a node's own view of its state."""
 
 
 class AskTail(Struct, frozen=True, tag="ask_tail"):
-    """Ask a log's sequencer for the tail; starts one (`activate_here`: on the asked node)."""
+    """Asks a log's sequencer for the tail, and starts a sequencer if there is none. `activate_here`
+    starts it on the asked node."""
 
     log: U62
     activate_here: bool
 
 
 class AskReleased(Struct, frozen=True, tag="ask_released"):
-    """Asks what this node, as their sequencer, has released of many logs.
+    """Asks for the released LSNs of many logs of which this node is the sequencer.
 
     Cheaper than AskTail and weaker: no node confirms that this sequencer is still the owner, so the
     answer may lie below the tail, and no sequencer is started.
@@ -212,11 +222,12 @@ class AskReleased(Struct, frozen=True, tag="ask_released"):
 
 
 class Ping(Struct, frozen=True, tag="ping"):
-    """Are you there?"""
+    """Asks for any answer: it shows that the node is there."""
 
 
 class Seal(Struct, frozen=True, tag="seal"):
-    """Refuse stores into epochs below `epoch`, for good; asks the LNG of [clean+1, epoch)."""
+    """Refuse stores into epochs below `epoch`, for good. Asks for the LNGs of the epochs `[clean +
+    1, epoch)`."""
 
     log: U62
     epoch: U32
@@ -227,9 +238,10 @@ class Clean(Struct, frozen=True, tag="clean"):
     """Epoch `epoch` is mended and over.
 
     Attributes:
-        seal: the recovery's own epoch; its blocks carry it. lng: above this only that attempt's
-            blocks count. produced: the log's producers at its end; see `layout.produced`. attempt:
-            among recoveries under one seal, a later recovery has a higher number.
+        seal: the recovery's own epoch; its blocks carry it.
+        lng: above this LSN, only blocks of that attempt count.
+        produced: the log's producers at its end; see `layout.produced`.
+        attempt: among recoveries under one seal, a later recovery has a higher number.
     """
 
     log: U62
@@ -253,14 +265,15 @@ class Yield(Struct, frozen=True, tag="yield"):
 
 
 class AskEpoch(Struct, frozen=True, tag="ask_epoch"):
-    """What do you know of the end of an epoch?"""
+    """Asks what the node knows of the end of an epoch."""
 
     log: U62
     epoch: U32
 
 
 class EpochReply(Struct, frozen=True, tag="epoch"):
-    """How an epoch was recovered, as `Clean` told it; `known` False where it was not told."""
+    """The end of an epoch, as `Clean` told it. `known` is False if the node did not get a `Clean`
+    for it."""
 
     known: bool
     seal: U32
@@ -270,21 +283,28 @@ class EpochReply(Struct, frozen=True, tag="epoch"):
 
 
 class TellNodesets(Struct, frozen=True, tag="tell_nodesets"):
-    """Keep which nodes may hold each epoch's records, complete up to `epoch`."""
+    """Keep which nodes may hold each epoch's records, complete up to `epoch`.
+
+    Attributes:
+        begins: whether `epoch` begins after this call: a node that knows records of it or of a
+            higher epoch refuses. A node of an older version does not check.
+    """
 
     log: U62
     epoch: U32
     history: list[EpochNodes]
+    begins: bool = False
 
 
 class AskNodesets(Struct, frozen=True, tag="ask_nodesets"):
-    """Which nodes may hold each epoch's records, as far as this node was told?"""
+    """Asks for the nodes that may hold each epoch's records, as far as the asked node was told."""
 
     log: U62
 
 
 class NodesetsReply(Struct, frozen=True, tag="nodesets"):
-    """The answer, complete up to `epoch`, 0 where nothing was told; with where nodes are."""
+    """The nodes of each epoch, with their locations, complete up to `epoch`. `epoch` is 0 if the
+    node was told nothing."""
 
     epoch: U32
     history: list[EpochNodes]
@@ -295,9 +315,10 @@ class StreamState(Struct, frozen=True):
     """One read stream at one node, for people.
 
     Attributes:
-        reader: the reader: `a client`, or `node 3` for that node's recovery. next: the next LSN to
-            send. sent_bytes: since its reader's last request. waits: the reason of its wait:
-            `connection`, `window`, `credit`; "" for new records.
+        reader: the reader: `a client`, or `node 3` for that node's recovery.
+        next: the next LSN to send.
+        sent_bytes: since its reader's last request.
+        waits: the reason of its wait: `connection`, `window`, `credit`; "" for new records.
     """
 
     log: U62
@@ -312,7 +333,7 @@ class StreamState(Struct, frozen=True):
 
 
 class AskStreams(Struct, frozen=True, tag="ask_streams"):
-    """Which read streams are there?"""
+    """Asks for the node's read streams."""
 
 
 class StreamsReply(Struct, frozen=True, tag="streams"):
@@ -335,8 +356,8 @@ Reply = (
     | StreamsReply | DirectoryReply | EpochsReply | StagedReply | StagedPlaces | PublicationReply
     | TrimReply | TimeReply | ExtentReply | SizeReply | NodesetsReply | KeptReply | IfLostReply
     | VersionReply | CopiesReply | RebuildReply
-    | AddReply | EntriesReply | RunReply | LacReply | LedgerReply | LedgersReply | AutorecoveryReply
-    | ImpactReply | FitnessReply | MaintenanceReply
+    | AddReply | EntriesReply | RunReply | LacReply | LedgerReply | LedgerIdReply | LedgersReply
+    | AutorecoveryReply | ImpactReply | FitnessReply | MaintenanceReply
 )  # fmt: skip
 
 
@@ -361,7 +382,11 @@ def check_call(message: Call) -> None:
     """
     try:
         _calls.decode(_encoder.encode(message))
-    except (msgspec.DecodeError, UnicodeError, OverflowError, RecursionError, TypeError) as error:
+    except (UnicodeError, OverflowError) as error:
+        is_text = isinstance(error, UnicodeError)
+        what = "text that is not UTF-8" if is_text else "a number over 64 bits"
+        raise BadSetting(f"{type(message).__name__} cannot ask with {what}") from None
+    except (msgspec.DecodeError, RecursionError, TypeError) as error:
         raise BadSetting(f"{type(message).__name__} cannot be asked for so: {error}") from None
 
 
@@ -402,7 +427,7 @@ def read_append_faults(payload: Buffer) -> list[AppendFault]:
 
 
 def _decode(decoder: msgspec.msgpack.Decoder[Message], payload: Buffer, what: str) -> Message:
-    # RecursionError: arrays nested a thousand deep in a field that is only skipped.
+    # RecursionError: a field that this version skips may have arrays nested a thousand deep.
     try:
         return decoder.decode(payload)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:

@@ -5,17 +5,17 @@ from __future__ import annotations
 import msgspec
 from msgspec import Struct
 
-from cordwood.layout.message_fields import U32, AnyLsn, Mark, Name, Sequence
+from cordwood.layout.message_fields import U32, AnyLsn, Mark, Name, Sentence, Sequence
 
 
 class AskConsumers(Struct, frozen=True, tag="ask_groups"):
-    """The consumer of this name, or "" for all."""
+    """Asks for the consumer of this name, or for all consumers with ""."""
 
     consumer: Name
 
 
 class JoinConsumer(Struct, frozen=True, tag="join_group"):
-    """A member starts to read; `ttl_ms` without a beat and it counts as gone.
+    """A member starts to read. If it sends no beat for `ttl_ms`, it counts as gone.
 
     Attributes:
         known: the consumer's generation when the member looked. If a member of this name joined
@@ -30,7 +30,7 @@ class JoinConsumer(Struct, frozen=True, tag="join_group"):
 
 
 class BeatConsumer(Struct, frozen=True, tag="beat_group"):
-    """A member is there, and knows of this generation."""
+    """A member's heartbeat: it is alive, and knows this generation."""
 
     consumer: Name
     member: Name
@@ -39,7 +39,7 @@ class BeatConsumer(Struct, frozen=True, tag="beat_group"):
 
 
 class LeaveConsumer(Struct, frozen=True, tag="leave_group"):
-    """A member stops reading, and knows of this generation."""
+    """A member stops reading. It knows this generation."""
 
     consumer: Name
     member: Name
@@ -83,9 +83,14 @@ class ConsumerReply(Struct, frozen=True, tag="group"):
 
 
 class ConsumersReply(Struct, frozen=True, tag="groups"):
-    """Consumers by name."""
+    """Consumers by name.
+
+    Attributes:
+        unread: why consumers are left out: a sentence for each entry that cannot be read.
+    """
 
     groups: list[ConsumerReply]
+    unread: list[Sentence] = []
 
 
 ConsumerCall = AskConsumers | JoinConsumer | BeatConsumer | LeaveConsumer | SaveCursors

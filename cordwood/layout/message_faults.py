@@ -14,7 +14,8 @@ class Fault(Struct, frozen=True, tag="fault"):
 
     Attributes:
         error: name of a class in `errors`.
-        epoch: for Fenced, the current epoch. node: for NoSequencer, the node to ask instead.
+        epoch: for Fenced, the current epoch.
+        node: for NoSequencer, the node to ask instead.
         kind, expected: for OutOfSequence, as its attributes.
     """
 
@@ -47,7 +48,8 @@ _ERRORS: dict[str, type[CordwoodError]] = {
 
 
 def to_fault(error: CordwoodError) -> Fault:
-    """An error for the wire; a class of a room's own goes as its nearest public parent."""
+    """An error for the wire; a class that is private to a room is sent as its nearest public
+    parent."""
     public = next(kind for kind in type(error).__mro__ if kind.__name__ in _ERRORS)
     epoch = error.epoch if isinstance(error, Fenced) else 0
     node = error.node if isinstance(error, NoSequencer) else 0
@@ -58,7 +60,7 @@ def to_fault(error: CordwoodError) -> Fault:
 
 
 def to_error(fault: Fault) -> CordwoodError:
-    """The error a fault stands for; an unknown name is a plain CordwoodError."""
+    """The error of a fault; with an unknown name, a plain CordwoodError."""
     kind = _ERRORS.get(fault.error, CordwoodError)
     if issubclass(kind, Fenced):
         return kind(fault.text, fault.epoch)

@@ -20,4 +20,11 @@ Name = Annotated[str, Meta(max_length=255)]
 Location = Annotated[str, Meta(max_length=LOCATION_CHARS_MAX)]
 Token = Annotated[str, Meta(max_length=TOKEN_BYTES_MAX)]
 Mark = Annotated[str, Meta(max_length=32)]
-Sentence = Annotated[str, Meta(max_length=4096)]
+SENTENCE_CHARS_MAX = 4096
+
+Sentence = Annotated[str, Meta(max_length=SENTENCE_CHARS_MAX)]
+
+
+def shown(text: str) -> str:
+    """A text of any length as a `Sentence`: cut where it is longer than one may be."""
+    return text[:SENTENCE_CHARS_MAX]

@@ -9,7 +9,7 @@ from msgspec import Meta, Struct
 from cordwood.layout.message_fields import U32, U62, Location, Name, Sentence
 
 FINDINGS_MAX = 256
-"""Findings of one answer: those about the most logs."""
+"""The most findings in one answer. Findings about the most logs come first."""
 
 _Nodes = Annotated[tuple[U32, ...], Meta(max_length=4096)]
 _Racks = Annotated[tuple[Location, ...], Meta(max_length=4096)]
@@ -23,26 +23,32 @@ class AskImpact(Struct, frozen=True, tag="ask_impact"):
 
 
 class AskFitness(Struct, frozen=True, tag="ask_fitness"):
-    """What a node that runs cannot do; asked by nodes before they say what may be taken away."""
+    """Asks a running node for the tasks that it cannot do. Nodes ask it before they answer which
+    nodes may be taken away."""
 
 
 class FitnessReply(Struct, frozen=True, tag="fitness"):
-    """What the node cannot do, "" for nothing.
+    """The tasks that a running node cannot do, and why; "" for a task that it can do.
 
     Attributes:
-        unsure: why it does not know all that it holds, so that its silence proves nothing.
+        unsure: why it does not know all records that it stored. A record that it does not send may
+            still exist.
         full: why it takes no new blocks.
-        has_lost: it lost records once, so it may lack what envelopes say it has, also where the
-            loss was accepted.
+        has_lost: whether it ever lost records. It may then lack records that envelopes say it has,
+            even if an operator accepted the loss.
+        waits: whether it could not read the event log at its start. Until it can, it takes no
+            record and serves no reader of another log.
     """
 
     unsure: Sentence = ""
     full: Sentence = ""
     has_lost: bool = False
+    waits: bool = False
 
 
 class ImpactLog(Struct, frozen=True):
-    """Epochs `[first, last]` of a log; `last` is 0 where they go on; no name for a log without."""
+    """Epochs `[first, last]` of a log. `last` is 0 if the last epoch still goes on. The name is ""
+    if the log has none."""
 
     log: U62
     name: Name
@@ -51,10 +57,10 @@ class ImpactLog(Struct, frozen=True):
 
 
 class ImpactFinding(Struct, frozen=True):
-    """Something that would stop; see `impact.check.Finding`.
+    """A service that would stop; see `impact.check.Finding`.
 
     Attributes:
-        nodes: the nodeset; none for what concerns the cluster.
+        nodes: the nodeset; empty if the finding concerns the cluster.
         replicate_across: copies by scope.
     """
 

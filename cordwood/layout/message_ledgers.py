@@ -21,7 +21,7 @@ from cordwood.layout.ledger_metadata import METADATA_BYTES_MAX
 from cordwood.ledger import ENTRY_MAX, FRAGMENTS_MAX, LEDGER_MAX, NO_ENTRY
 
 ADD_ENTRIES_MAX = 1024
-"""Entries of one call to add: some hundred kilobytes of small entries."""
+"""The most entries in one call of AddEntries: some hundred kilobytes of small entries."""
 
 READ_ENTRIES_MAX = 1024
 
@@ -87,15 +87,16 @@ class EntryItem(Struct, frozen=True, array_like=True):
 
 
 class AddEntries(Struct, frozen=True, tag="add_entries"):
-    """Keep these entries, all of them durably or none.
+    """Store these entries durably, all of them or none.
 
     Attributes:
-        count, packed: the entries, see `layout.entry_run`; their numbers may have gaps. A node's
-            WAL has them as they come here.
-        recovery: a recovery writes them once more: a fenced node takes them.
-        mends: with `recovery`, they replace the present entries of their numbers: the caller has
-            read these, and they failed their check.
-        deferred: answer before they are durable; `ForceEntries` asks for that.
+        count, packed: the entries, see `layout.entry_run`; their numbers may have gaps. A node
+            writes these bytes to its WAL as they are.
+        recovery: a recovery writes the entries again, so a fenced node takes them.
+        mends: with `recovery`, the entries replace the node's entries with the same numbers. The
+            caller has read those, and they failed their check.
+        deferred: the node answers before the entries are durable. `ForceEntries` makes them
+            durable.
     """
 
     ledger: Ledger
@@ -108,16 +109,18 @@ class AddEntries(Struct, frozen=True, tag="add_entries"):
 
 
 def pack_items(items: Sequence[EntryItem]) -> memoryview:
-    """Entries as `AddEntries` has them."""
+    """Entries as a run, the form that `AddEntries` carries."""
     heads = [(item.entry, item.lac, item.length, len(item.body)) for item in items]
     return memoryview(pack_run(heads, [item.body for item in items]))
 
 
 class AddReply(Struct, frozen=True, tag="added"):
-    """They are durable, or why not. Deferred entries are on their way to the disk.
+    """Says that the entries are durable, or why they are not. Deferred entries are on their way to
+    the disk.
 
     Attributes:
-        run: of the node, which another start of it does not have: see `ForceEntries`.
+        run: a number of the node's current run; each start of the node gets another number: see
+            `ForceEntries`.
     """
 
     refusal: AddRefusal = AddRefusal.NONE
@@ -125,10 +128,10 @@ class AddReply(Struct, frozen=True, tag="added"):
 
 
 class ForceEntries(Struct, frozen=True, tag="force_entries"):
-    """Have all entries of a ledger that were taken on the disk. Answered with AddReply.
+    """Make all entries of a ledger that the node took durable. AddReply answers it.
 
-    A node that has started anew since it took entries may have lost them, and does not know of
-    them. The run in its answer differs then.
+    A node that has restarted since it took entries may have lost them, and does not know it. The
+    run in its answer then differs from the run in earlier answers.
     """
 
     ledger: Ledger
@@ -136,10 +139,10 @@ class ForceEntries(Struct, frozen=True, tag="force_entries"):
 
 
 class ReadEntries(Struct, frozen=True, tag="read_entries"):
-    """Asks for these entries, as many from the first on as fit.
+    """Asks for these entries. The reply has as many, from the first on, as fit into it.
 
     Attributes:
-        fence: fence the ledger first, durably, also if the node never saw it.
+        fence: the node fences the ledger first, durably, even if it never saw the ledger.
     """
 
     ledger: Ledger
@@ -170,13 +173,14 @@ class EntriesReply(Struct, frozen=True, tag="entries"):
 
 
 class ReadRun(Struct, frozen=True, tag="read_run"):
-    """Entries `first`, `first + step` and so on: as many of `count` as the node has whole and as
-    fit. A reader takes thousands of small entries so; why an entry is not there says `ReadEntries`.
+    """Asks for the entries `first`, `first + step` and so on: as many of `count` as the node has
+    intact and as fit. A reader gets thousands of small entries in this way. `ReadEntries` tells why
+    an entry is missing.
 
     Attributes:
-        bytes_max: of bodies, which a single entry may exceed.
-        step: of a ledger whose nodes do not have every entry, those of one write set have the
-            size of the ensemble between them.
+        bytes_max: bytes of bodies; a single entry may exceed it.
+        step: the distance between two entries. In a striped ledger, the entries of one write set
+            are as far apart as the ensemble has nodes.
     """
 
     ledger: Ledger
@@ -188,7 +192,7 @@ class ReadRun(Struct, frozen=True, tag="read_run"):
 
 
 class RunReply(Struct, frozen=True, tag="run"):
-    """The first entries that were asked for; none where the node does not have the first.
+    """The first entries of the request; none if the node does not have the first entry.
 
     Attributes:
         packed: see `layout.entry_run`.
@@ -201,13 +205,14 @@ class RunReply(Struct, frozen=True, tag="run"):
 
 
 class SentRun(RunReply, frozen=True, tag="run"):
-    """A RunReply as a node sends it: the parts of `packed` where they lie in its memory."""
+    """A RunReply as a node sends it: `packed` in parts, which are not copied from their places in
+    memory."""
 
     parts: tuple[Buffer, ...] = ()
 
 
 class AskLac(Struct, frozen=True, tag="ask_lac"):
-    """How far is a ledger confirmed?
+    """Asks for the LAC of a ledger.
 
     Attributes:
         fence: as in `ReadEntries`.
@@ -226,7 +231,7 @@ class LacReply(Struct, frozen=True, tag="lac"):
     """The highest LAC that a node was told, and the last entry that it holds.
 
     Attributes:
-        found: NO_LEDGER where it never heard of the ledger, UNKNOWN where it lost records.
+        found: NO_LEDGER if it never heard of the ledger, UNKNOWN if it lost records.
     """
 
     found: Found
@@ -236,7 +241,7 @@ class LacReply(Struct, frozen=True, tag="lac"):
 
 
 class TellLac(Struct, frozen=True, tag="tell_lac"):
-    """A ledger is confirmed up to here; answered with DoneReply once the LAC is durable."""
+    """Tells the LAC of a ledger. DoneReply answers it when the LAC is durable."""
 
     ledger: Ledger
     key: Key
@@ -244,7 +249,18 @@ class TellLac(Struct, frozen=True, tag="tell_lac"):
 
 
 class AskLedger(Struct, frozen=True, tag="ask_ledger"):
-    """The metadata of a ledger."""
+    """Asks for the metadata of a ledger."""
+
+    ledger: Ledger
+
+
+class AllotLedgerId(Struct, frozen=True, tag="allot_ledger_id"):
+    """Asks for an id that no other call gets. Each call takes another id, so a repeat wastes one.
+    A client may have chosen the id itself before: then `CreateLedger` says so."""
+
+
+class LedgerIdReply(Struct, frozen=True, tag="ledger_id"):
+    """The id that was allotted."""
 
     ledger: Ledger
 
@@ -252,8 +268,11 @@ class AskLedger(Struct, frozen=True, tag="ask_ledger"):
 class CreateLedger(Struct, frozen=True, tag="create_ledger"):
     """Make a ledger of this metadata, in which the id is replaced.
 
+    A repeat with the same creator in the metadata gets the answer of the first call, and so makes
+    no other ledger.
+
     Attributes:
-        ledger: its id; -1 allots one.
+        ledger: its id. -1 allots one, for older clients only: a repeat makes another ledger.
     """
 
     ledger: AnyLedger
@@ -294,7 +313,7 @@ class LedgerReply(Struct, frozen=True, tag="ledger"):
 
 
 class LedgersReply(Struct, frozen=True, tag="ledgers"):
-    """Ids of ledgers, rising; fewer than asked for only at the end."""
+    """Ids of ledgers, ascending. They are fewer than requested only at the end of the list."""
 
     ledgers: Annotated[list[Ledger], Meta(max_length=LEDGERS_MAX)]
 
@@ -308,7 +327,7 @@ class AskAutorecovery(Struct, frozen=True, tag="ask_autorecovery"):
 
 
 class SwitchAutorecovery(Struct, frozen=True, tag="switch_autorecovery"):
-    """Repair ledgers that lack copies from now on, or do not. Answered with DoneReply."""
+    """Switch the repair of ledgers that lack copies on or off. DoneReply answers it."""
 
     on: bool
 
@@ -325,7 +344,8 @@ class AutorecoveryReply(Struct, frozen=True, tag="autorecovery"):
     """Whether ledgers are repaired, the auditor, and the ledgers that lack copies.
 
     Attributes:
-        auditor: "" without an auditor. ledgers: fewer than requested only at the end.
+        auditor: "" without an auditor.
+        ledgers: fewer than requested only at the end.
     """
 
     on: bool
@@ -339,5 +359,7 @@ class OpenMainStorage(Struct, frozen=True, tag="open_main_storage"):
 
 AutorecoveryCall = AskAutorecovery | SwitchAutorecovery
 LedgerEntryCall = AddEntries | ForceEntries | ReadEntries | ReadRun | AskLac | TellLac
-LedgerMetadataCall = AskLedger | CreateLedger | SetLedger | DeleteLedger | ListLedgers
+LedgerMetadataCall = (
+    AskLedger | AllotLedgerId | CreateLedger | SetLedger | DeleteLedger | ListLedgers
+)
 LedgerCall = LedgerEntryCall | LedgerMetadataCall | AutorecoveryCall | OpenMainStorage

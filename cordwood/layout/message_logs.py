@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-from cordwood.layout.message_fields import U32, U62, AnyLsn, Location, Mark, Name
+from cordwood.errors import BadSetting
+from cordwood.layout.message_fields import U32, U62, AnyLsn, Location, Mark, Name, Sentence
 from cordwood.layout.message_nodes import MemberInfo
 from cordwood.log_attributes import DEFAULTS, LogAttributes
 from cordwood.nodes import Replication
@@ -14,7 +15,8 @@ class EpochNodes(Struct, frozen=True):
     """From epoch `since` on, these nodes may hold records, with this replication.
 
     Attributes:
-        locations: of each node, as the epochs' copysets were chosen by; empty for none.
+        locations: the location of each node by which the epochs' copysets were chosen; empty for
+            none.
     """
 
     since: U32
@@ -27,6 +29,13 @@ class EpochNodes(Struct, frozen=True):
     def __post_init__(self) -> None:
         if self.locations and len(self.locations) != len(self.nodes):
             raise ValueError("a nodeset has another number of locations than of nodes")
+        # A node keeps these durably, and a nodeset without nodes would end it at every start.
+        if not self.nodes or len({*self.nodes}) != len(self.nodes):
+            raise ValueError("a nodeset has no nodes, or one of them twice")
+        try:
+            self.replication  # noqa: B018
+        except BadSetting as error:
+            raise ValueError(str(error)) from None
 
     @property
     def replication(self) -> Replication:
@@ -35,7 +44,8 @@ class EpochNodes(Struct, frozen=True):
 
 
 class FindLog(Struct, frozen=True, tag="find_log"):
-    """Look a log up by name, or by its number `log`; `create` makes it where that is allowed."""
+    """Looks a log up by name, or by its number `log`. `create` makes the log if it does not exist
+    and the cluster allows this."""
 
     name: Name
     create: bool
@@ -46,8 +56,8 @@ class CreateLog(Struct, frozen=True, tag="create_log"):
     """Create a log; 0 copies means the inherited number.
 
     Attributes:
-        mark: of this call alone, so that a second try knows the log that the first one made; ""
-            for none.
+        mark: a text that only this call and its retries have. By it a retry recognises the log that
+            the first try made; "" for none.
     """
 
     name: Name
@@ -88,9 +98,16 @@ class LogReply(Struct, frozen=True, tag="log"):
 
 
 class LogsReply(Struct, frozen=True, tag="logs"):
-    """Logs by name; histories and members are left empty."""
+    """Logs by name; histories and members are left empty.
+
+    Attributes:
+        unread: why logs are left out: a sentence for each entry that cannot be read.
+        unread_logs: numbers of such logs.
+    """
 
     logs: list[LogReply]
+    unread: list[Sentence] = []
+    unread_logs: list[U62] = []
 
 
 class AskDirectory(Struct, frozen=True, tag="ask_directory"):

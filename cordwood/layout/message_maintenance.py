@@ -14,11 +14,11 @@ _Word = Annotated[str, Meta(max_length=32)]
 
 
 class ApplyMaintenance(Struct, frozen=True, tag="apply_maintenance"):
-    """Ask for nodes, and the nodes of racks, to be taken out of service.
+    """Requests that nodes, and the nodes of racks, are taken out of service.
 
     Attributes:
-        mark: of this call alone, so that a second try knows the request that the first one made; ""
-            for a call without one.
+        mark: a text that only this call and its retries have. By it a retry recognises the request
+            that the first try made; "" for none.
     """
 
     nodes: _Nodes
@@ -38,11 +38,15 @@ class RemoveMaintenance(Struct, frozen=True, tag="remove_maintenance"):
 
 
 class AskMaintenance(Struct, frozen=True, tag="ask_maintenance"):
-    """All requests; requests that became safe are granted."""
+    """Asks for all requests. The node first grants requests that became safe."""
 
 
 class MaintenanceRequest(Struct, frozen=True):
-    """One request; `state` is BLOCKED_UNTIL_SAFE, GRANTED, DRAINING or DRAINED."""
+    """One request; `state` is BLOCKED_UNTIL_SAFE, GRANTED, DRAINING or DRAINED.
+
+    Attributes:
+        blocked: what a blocked request waits for, or why a drain of a granted request is refused.
+    """
 
     number: AnyLsn
     nodes: _Nodes
@@ -59,7 +63,7 @@ class MaintenanceReply(Struct, frozen=True, tag="maintenance"):
     """All requests, oldest first.
 
     Attributes:
-        applied: the number of the request in question, 0 for none.
+        applied: the number of the request that the call made or removed, 0 for none.
     """
 
     requests: list[MaintenanceRequest]

@@ -1,4 +1,4 @@
-"""Control messages about rebuilding, between people and nodes.
+"""Control messages about rebuilding, between operators and nodes.
 
 Source: docs/protocol/rebuilding.md.
 """
@@ -34,12 +34,18 @@ class SayRebuild(Struct, frozen=True, tag="say_rebuild"):
     """An operator's order; answered with RebuildingReply.
 
     Attributes:
-        forced: however many nodes are being rebuilt.
+        forced: the order holds even if many nodes are being rebuilt already.
+        unless_empty: the end of a drain is refused if the node is empty by then. Versions without
+            this field end the drain.
+        if_version: of the rebuilding set when the client gave this order. If the set has changed
+            since, the order is refused. None for an older client.
     """
 
     node: U32
     order: RebuildOrder
     forced: bool = False
+    unless_empty: bool = False
+    if_version: AnyLsn | None = None
 
 
 class SayRebalance(Struct, frozen=True, tag="say_rebalance"):
@@ -73,17 +79,19 @@ class HeldReply(Struct, frozen=True, tag="held"):
 
 
 class AskRebuilding(Struct, frozen=True, tag="ask_rebuilding"):
-    """Which nodes are being rebuilt, and how far is this node as a donor?"""
+    """Asks which nodes are being rebuilt, and for this node's progress as a donor."""
 
 
 class DonorState(Struct, frozen=True):
     """A node's work as a donor.
 
     Attributes:
-        version: of the set by which it works; 0 while idle. blocks_done, bytes_done: of ended
-            moves, in this version. blocks_left, bytes_left: of moves to make, as far as the scan
-            has come. bytes_s: the rate of the last seconds. blocked: what it waits for; "" for
-            nothing. is_looking: whether it still scans for work.
+        version: of the set by which it works; 0 while idle.
+        blocks_done, bytes_done: of ended moves, in this version.
+        blocks_left, bytes_left: of moves to make, as far as the scan has come.
+        bytes_s: the rate of the last seconds.
+        blocked: what it waits for; "" for nothing.
+        is_looking: whether it still scans for work.
     """
 
     version: _Count = 0
@@ -100,7 +108,7 @@ class HealState(Struct, frozen=True):
     """The progress of a node at the records that its WAL lost.
 
     Attributes:
-        lost: what cannot be read any more; "" for nothing.
+        lost: the records that cannot be read any more, in words; "" for none.
         logs, logs_left: to be gone through; 0 before it began.
         blocks, bytes: stored again, from other nodes.
         waits: why a log is not whole yet, "" for no reason.
@@ -123,16 +131,16 @@ class RebuildingReply(Struct, frozen=True, tag="rebuilding"):
 
 
 class AskEvents(Struct, frozen=True, tag="ask_events"):
-    """How far has this node followed the event log? Answered from memory."""
+    """Asks how far this node has followed the event log. The node answers from memory."""
 
 
 class EventsReply(Struct, frozen=True, tag="events"):
-    """What a follower of the event log has.
+    """The state of a node that follows the event log.
 
     Attributes:
         set: the last set that was whole (`layout.rebuild_events.pack_set`).
         reached: the follower has seen all up to this LSN; 0 if it follows nothing.
-        is_whole: whether `set` is what all records up to `reached` amount to.
+        is_whole: whether `set` is the result of all records up to `reached`.
     """
 
     set: _Bytes
@@ -141,8 +149,8 @@ class EventsReply(Struct, frozen=True, tag="events"):
 
 
 class TellProducers(Struct, frozen=True, tag="tell_producers"):
-    """Keep what producers wrote into an epoch, or how it ended: a donor of a lost node tells it,
-    which may know it alone by then.
+    """Keep the producers' blocks of an epoch, or the end of the epoch. A donor of a lost node sends
+    it, because it may be the last node that knows it.
 
     Attributes:
         produced: of an epoch that has not ended, its blocks that count; else as of `Clean`.

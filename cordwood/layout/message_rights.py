@@ -1,9 +1,10 @@
-"""Control messages that change a log, for which it may ask for a token; `metadata.log_rights`.
+"""Control messages that change a log. The log may demand a token for them; see
+`metadata.log_rights`.
 
-Each names its log by path and by number. A node that paused may do a call late, after another
-node did it and the path belongs to another log. The number keeps the call from that log. The number
-0 asks to finish a change that stopped half-way, and touches no log that has the path. None means
-the log that has the path by then.
+Each message names its log by path and by number. A node that paused may carry a call out late,
+after another node carried it out and the path got another log. The number protects that other log.
+The number 0 asks the node to finish a change that stopped half-way, and changes no log that has the
+path. None means the log that has the path when the node carries the call out.
 """
 
 from __future__ import annotations
@@ -16,11 +17,11 @@ from cordwood.layout.message_fields import AnyLog, AnyLsn, Name, Token
 from cordwood.log_attributes import LogAttributes
 
 TOKENS_MAX = 64
-"""Tokens in one call: a directory's change may concern logs with several tokens."""
+"""The most tokens in one call. A change of a directory may concern logs with different tokens."""
 
 
 class ForOwners(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A change for which a log may ask for a token.
+    """A change for which a log may demand a token.
 
     Attributes:
         tokens: never shown, so the text of a change leaves them out.
@@ -37,8 +38,9 @@ class SetAttributes(ForOwners, frozen=True, tag="set_attributes"):
     """Set attributes of a log, or of a directory (`path` ends with a slash).
 
     Attributes:
-        unset: names of attributes to inherit again. version: the version that the caller saw, see
-            `AskVersion`: a late call does not undo a newer change. None sets them over any version.
+        unset: names of attributes to inherit again.
+        version: the version that the caller saw, see `AskVersion`: a late call does not undo a
+            newer change. None sets them over any version.
     """
 
     path: Name

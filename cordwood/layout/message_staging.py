@@ -35,10 +35,12 @@ _Moves = Annotated[int, Meta(ge=0, le=MOVES_MAX)]
 
 
 class StageBlock(Struct, frozen=True, tag="stage"):
-    """Keep this block durably for so long, unless it is pinned; it has no LSN.
+    """Store a block without LSNs durably. Unless it is pinned, the node deletes it after the given
+    time.
 
     Attributes:
-        nodes: the copyset. moves: how often it was changed.
+        nodes: the copyset.
+        moves: how often it was changed.
         query, attempt: the attempt that pinned the block, if a donor sends it; attempt 0 for none.
     """
 
@@ -61,8 +63,9 @@ class PinStaged(Struct, frozen=True, tag="pin_staged"):
     """Keep these blocks until the outcome of this attempt is known; all of them or none.
 
     Attributes:
-        moves: by block, how often its copyset was changed as the caller knows it; none for 0 each.
-            A pin under a copyset that is not the newest is refused: the block has other nodes.
+        moves: by block, how often its copyset was changed, as far as the caller knows; empty if it
+            is 0 for each. The node refuses a pin with an older copyset, because the block is on
+            other nodes by then.
     """
 
     query: _Name
@@ -80,7 +83,7 @@ class Unstage(Struct, frozen=True, tag="unstage"):
 
 
 class AskStaged(Struct, frozen=True, tag="ask_staged"):
-    """A staged block's body, please."""
+    """Asks for a staged block with its body."""
 
     stage: _Id
 
@@ -106,13 +109,13 @@ class StagePlace(Struct, frozen=True, array_like=True):
 
 
 class PlaceStaged(Struct, frozen=True, tag="place_staged"):
-    """This block has another copyset. A node that it does not name drops the block."""
+    """Tells the new copyset of a block. A node that is not in it drops the block."""
 
     place: StagePlace
 
 
 class FindStaged(Struct, frozen=True, tag="find_staged"):
-    """Which of these blocks are there, and what are their copysets?"""
+    """Asks which of these blocks the node has, and for their copysets."""
 
     stages: _Ids
 
@@ -141,11 +144,11 @@ class LogBlocks(Struct, frozen=True):
 
 
 _Fingerprint = Annotated[str, Meta(max_length=64)]
-"""Which records a batch holds, by its publisher's word: a digest as text, or nothing."""
+"""A digest, as text, of the records of a batch. The publisher computes it; "" for none."""
 
 
 class AskPublication(Struct, frozen=True, tag="ask_publication"):
-    """How far has a query come?"""
+    """Asks for the progress of a query."""
 
     query: _Name
 
@@ -168,7 +171,7 @@ class CommitPublish(Struct, frozen=True, tag="commit_publish"):
 
 
 class FinishPublish(Struct, frozen=True, tag="finish_publish"):
-    """A commit is in the logs: at these LSNs, first and last by the log's name."""
+    """Says that a commit is in the logs. It has the first and the last LSN by the log's name."""
 
     query: _Name
     commits: _U32

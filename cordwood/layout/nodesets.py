@@ -1,4 +1,4 @@
-"""A log's metadata log as storage nodes keep it: which nodes may hold which epoch's records.
+"""A log's metadata log as storage nodes keep it: the nodes that may hold each epoch's records.
 
 MessagePack of a list of `message.EpochNodes`, oldest first, as the sequencer of some epoch
 told it: complete for every epoch up to that epoch. Entries wholly below the trim point are
@@ -41,7 +41,7 @@ def read_nodesets(packed: bytes) -> list[EpochNodes]:
 
 
 def untrimmed(history: Sequence[EpochNodes], trim: int) -> list[EpochNodes]:
-    """The entries that cover something above the LSN `trim`."""
+    """The entries that cover an LSN above `trim`."""
     lasts = [each.since - 1 for each in history[1:]]
     gone = sum(last < trim >> 32 for last in lasts)
     return list(history[gone:])

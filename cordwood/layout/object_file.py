@@ -17,8 +17,8 @@ last]`. Runs come by the log's number; a log has one. `fence` is the number of t
 was uploaded.
 
 Damage is found: each group's bytes have a CRC32C in the index. The footer's CRC32C is in the
-object's name and in the manifest, and covers all bytes after the last group. Bodies have their own
-beside. The four bytes `PAR1` at the start are compared.
+object's name and in the manifest, and covers all bytes after the last group. Bodies have CRCs of
+their own as well. The four bytes `PAR1` at the start are compared.
 
 A reader without Cordwood needs none of this: `SELECT * FROM 'logs/*/objects/*.parquet'`.
 
@@ -58,7 +58,8 @@ FOOTER_BYTES_MAX = 16 << 20
 
 GAP_KINDS = {kind.value: kind for kind in (GapKind.BRIDGE, GapKind.HOLE, GapKind.TRIM,
                                            GapKind.DATA_LOSS)}  # fmt: skip
-"""The kinds of permanent gaps in a log. DATA_LOSS is there only where an operator accepted it."""
+"""The kinds of permanent gaps in a log. DATA_LOSS is among them only if an operator accepted the
+loss."""
 
 
 class Group(NamedTuple):
@@ -97,7 +98,7 @@ class Piece(NamedTuple):
 
 
 class ObjectRun(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What an object holds of one log; see the module."""
+    """The part of an object that belongs to one log; see the module."""
 
     log: int
     name: str
@@ -120,7 +121,7 @@ class ObjectIndex(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     runs: tuple[ObjectRun, ...]
 
     def run(self, log: int) -> ObjectRun | None:
-        """A piece of a log."""
+        """The run of a log in this object; None if the object has none."""
         return next((run for run in self.runs if run.log == log), None)
 
 
@@ -233,7 +234,7 @@ def _bytes_of(footer: Footer, number: int, content: memoryview) -> memoryview:
 
 
 def check_group(footer: Footer, number: int, content: Buffer) -> None:
-    """See that bytes are those of a row group.
+    """Check that bytes are those of a row group.
 
     Raises:
         ChecksumMismatch, Malformed: they are not.
@@ -299,7 +300,8 @@ def piece_blocks(
     """The blocks of a piece.
 
     Args:
-        rows: its row group's rows. log: the log of the piece.
+        rows: its row group's rows.
+        log: the log of the piece.
     Raises:
         ChecksumMismatch, Malformed: as `rows_to_blocks`, or they are other blocks.
     """
@@ -323,8 +325,8 @@ def entry_of(
 
     Args:
         size, footer_bytes, footer_crc: the object's.
-        after_us: append time of the entry before it: times do not fall along a manifest, and a run
-            of gaps alone has none of its own.
+        after_us: append time of the entry before it. Append times never fall along a manifest, and
+            a run that has only gaps has no time of its own.
     """
     pieces = run.pieces
     return Entry(
@@ -346,7 +348,8 @@ def entry_of(
 
 
 class _Window(io.RawIOBase):
-    """A file of which only one stretch is at hand; reads elsewhere find nothing."""
+    """A file of which only one range of bytes is in memory. Reads outside this range return no
+    bytes."""
 
     def __init__(self, content: Buffer, start: int) -> None:
         self._content = memoryview(content)
@@ -390,7 +393,8 @@ class _Window(io.RawIOBase):
 
 
 def _check_index(index: ObjectIndex, metadata: Any, groups_end: int) -> None:
-    """See that an index is one of this file, so that what follows may index without looking.
+    """Check that an index belongs to this file, so that later code may use its numbers without
+    checks.
 
     Raises:
         Malformed: it is not.
@@ -412,7 +416,7 @@ def _fault_in_version(index: ObjectIndex) -> str:
 
 
 def fault_in_groups(groups: Sequence[Group], metadata: Any, groups_end: int) -> str:
-    """Why these are not the row groups of a file; "" if they are.
+    """The reason why these are not the row groups of a file; "" if they are.
 
     Args:
         metadata: pyarrow's, of the file.
@@ -468,10 +472,10 @@ def _fault_in_run(run: ObjectRun, index: ObjectIndex) -> str:
 
 
 def gap_row(gap: Gap) -> tuple[int, int, str]:
-    """A gap as an index has it.
+    """A gap in the form of an index.
 
     Raises:
-        BadSetting: it is of a kind that may end, as a filter's.
+        BadSetting: its kind is not permanent, such as the gap of a filter.
     """
     if gap.kind.value not in GAP_KINDS:
         raise BadSetting(f"a gap of the kind {gap.kind.value} is no part of a log's history")

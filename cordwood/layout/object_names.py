@@ -58,8 +58,8 @@ class ObjectName:
     """What an object's name says.
 
     Attributes:
-        log: the log of its records; 0 for several logs. first, last: LSNs that it covers; 0 for
-            several logs.
+        log: the log of its records; 0 for several logs.
+        first, last: LSNs that it covers; 0 for several logs.
         fence: of the turn that uploaded it; 0 for several logs.
         footer_crc: CRC32C of its footer.
     """
@@ -82,7 +82,8 @@ def head_name(log: int) -> str:
 
 
 def origin_name(log: int) -> str:
-    """What tells a log from that of another cluster with the same number."""
+    """The name of the object that notes when a log was made. It distinguishes the log from another
+    cluster's log with the same number."""
     return f"{log_prefix(log)}origin"
 
 
@@ -120,7 +121,8 @@ def lease_name(until_us: int, number: int) -> str:
     """The name of a read lease.
 
     Args:
-        until_us: when it ends, µs since 1970 UTC. number: 64 random bits.
+        until_us: when it ends, µs since 1970 UTC.
+        number: 64 random bits.
     """
     return f"{LEASES}{until_us:016x}-{number:016x}"
 

@@ -1,10 +1,10 @@
 """Rows of an object as Arrow batches, without making bodies of them first.
 
 For readers of columns, such as Spark. Columns that the reader does not ask for are not decoded.
-LSN, epoch and offset follow from the index, and so do log and number: a piece has a row
-for each LSN. What damage there may be is found by the row group's CRC32C, which covers every byte
-of it; the uploader compared the bodies that these rows make with the CRCs of their appends before
-it committed the object. The LSNs and log numbers in the rows are compared with the index too.
+LSN, epoch and offset follow from the index, and so do log and number: a piece has a row for each
+LSN. The row group's CRC32C covers every byte of it and finds damage. Before the uploader committed
+the object, it built the bodies from these rows and compared them with the CRCs of their appends.
+The LSNs and log numbers in the rows are compared with the index too.
 
 The column `log` has the name that the reader knows, and not that of the upload.
 
@@ -41,7 +41,7 @@ class LogRows:
     Attributes:
         rows: columns of the file, each of them one array.
         log: the log's number.
-        bytes: of the bodies, about: the piece's, by the share of its rows.
+        bytes: of the bodies, approximately: the piece's bytes in proportion to the rows.
     """
 
     rows: pa.Table
@@ -51,7 +51,7 @@ class LogRows:
     bytes: int
 
     def cut(self, first: int, last: int) -> LogRows:
-        """Those of `[first, last]`, which lies within."""
+        """The records of `[first, last]`, which must lie within these rows."""
         count = last - first + 1
         rows = self.rows.slice(first - self.first, count)
         share = self.bytes * count // (self.last - self.first + 1)
@@ -70,7 +70,7 @@ class LogRows:
 
 
 def file_columns(columns: Sequence[str]) -> tuple[str, ...]:
-    """The columns of an object that are needed to give these to a reader.
+    """The columns of an object from which these columns of a reader are made.
 
     Raises:
         BadSetting: a column is not known.
@@ -87,7 +87,8 @@ def piece_rows(piece: Piece, rows: pa.Table, *, log: int) -> LogRows:
     """The records of a piece.
 
     Args:
-        rows: its row group's, with `file_columns`. log: the log of the piece.
+        rows: its row group's, with `file_columns`.
+        log: the log of the piece.
     Raises:
         Malformed: they are rows of another place.
     """

@@ -62,13 +62,15 @@ SHARED_GROUP_BYTES = 256 << 10
 COMPRESSION = "zstd"
 
 _READ_BACK = (*BODY_COLUMNS, "log_id", "lsn")
-"""All else follows from these, and takes half as long again to decode."""
+"""The columns that `read_back` decodes. All other columns follow from these, and decoding them
+would take half as long again."""
 
 _DICTIONARY = ["key", "log", "log_id", "epoch", "append_time", "producer", "producer_epoch"]
 _DELTA = dict.fromkeys(("lsn", "offset", "timestamp"), "DELTA_BINARY_PACKED")
 _STATISTICS = ["log", "log_id", "lsn", "epoch", "offset", "timestamp", "append_time", "producer",
                "producer_epoch", "producer_sequence"]  # fmt: skip
-"""Columns with a least and a largest value in each group; those of payloads would repeat them."""
+"""Columns for which the file notes the least and the largest value in each group. Noting them for
+payloads would repeat whole payloads."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +80,8 @@ class FinishedObject:
     Attributes:
         content: its bytes.
         footer_bytes: of the footer and what follows it.
-        footer_crc: CRC32C of these. footer: the footer as a reader finds it.
+        footer_crc: CRC32C of these.
+        footer: the footer as a reader finds it.
     """
 
     content: Buffer
@@ -153,7 +156,8 @@ class ObjectWriter:
     def add_merged(self, header: BlockHeader, raw: Buffer) -> None:
         """Add a data block that comes from an object, with its body uncompressed.
 
-        Its header stays as it was: it tells of what nodes kept.
+        The header stays as it was: its stored bytes, CRC and codec are those of the body that nodes
+        kept.
 
         Raises:
             BadSetting: it does not follow the earlier blocks.
@@ -242,7 +246,7 @@ class ObjectWriter:
         self._log = None
 
     def _gather_small(self) -> None:
-        """Make rows of the small blocks that wait for it."""
+        """Make rows of the small blocks that wait to become rows."""
         if self._small:
             name = self._log.name if self._log is not None else ""
             self._rows.append(small_blocks_to_rows(self._small, name))
@@ -325,8 +329,8 @@ class ObjectSink(io.RawIOBase):
     """Where pyarrow writes a file.
 
     Attributes:
-        parts, size: the written parts and their size. crc: CRC32C of the bytes written since it was
-            set to 0.
+        parts, size: the written parts and their size.
+        crc: CRC32C of the bytes written since it was set to 0.
     """
 
     def __init__(self) -> None:
@@ -389,7 +393,7 @@ def read_back(done: FinishedObject) -> None:
 
 
 def _check_numbers(log: int, piece: Piece, rows: pa.Table) -> None:
-    """See that the rows of a piece say the log and the LSNs that their blocks have.
+    """Check that the rows of a piece have the log and the LSNs of their blocks.
 
     Raises:
         Malformed: they do not.

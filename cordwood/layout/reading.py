@@ -1,7 +1,7 @@
-"""Payloads of the read path: READ, READING, BLOCKS, HEADS, SHARED, GAPS, WINDOW, STOP.
+"""Payloads of the read path: READ, READING, BLOCKS, HEADS, SHARED, GAPS, WINDOW and STOP.
 
-All little-endian. A stream is one reader's pull on one log at one node; its
-number is the client's and belongs to the connection.
+All little-endian. A stream carries one log from one node to one reader. The client chooses its
+number, which is unique in the connection.
 
 READ, 72 bytes, two lists and a token::
 
@@ -21,7 +21,7 @@ READ, 72 bytes, two lists and a token::
     56     8     seed
     64     2     bytes of the region, 0 without local delivery
     66     2     bytes of the read token, 0 without
-    68     4     key bits of the keys that are wanted, see `protocol.key_bits`; 0 without
+    68     4     key bits of the keys that are wanted, see `layout.key_bits`; 0 without
                  the flag for keys
     72     4 ea  the nodes known to be down, ascending
     ...          the region, UTF-8
@@ -32,15 +32,14 @@ whole blocks with any keys. Without the flag for single copies a node sends all 
 holds, and the fields from 52 to 68 are 0.
 
 READING, 32 bytes: `u32 stream, u32 status, u64 released, u64 trim, u32 version, u32 reserved 0`;
-see ReadStatus. What a node sent before it belongs to an older version.
+see ReadStatus. Frames that the node sent before READING belong to an older version of the request.
 
-BLOCKS: `u32 stream, u32 blocks, u64 next, u64 released, u64 trim`, then the blocks. The
-node has sent all it holds in `[from, next)`; the rest of what that range covers
-is not on this node (LogDevice's NO_RECORDS gap), and what of it lies up to `trim` was
-trimmed. A frame without blocks moves `next` only. Past trimmed records it moves regardless of the
-window and the released LSN.
+BLOCKS: `u32 stream, u32 blocks, u64 next, u64 released, u64 trim`, then the blocks. The node has
+sent all records that it holds in `[from, next)`. The other records of that range are not on this
+node (LogDevice's NO_RECORDS gap), and records up to `trim` were trimmed. A frame without blocks
+moves `next` only. Past trimmed records it moves regardless of the window and the released LSN.
 
-HEADS: as BLOCKS, but no block has its body with it: the reader wants no payloads.
+HEADS: as BLOCKS, but without the bodies of the blocks. It is for readers that want no payloads.
 
 SHARED: as BLOCKS, for several streams of a client that stand at one place; the first field is
 how many, and their numbers (`u32` each) follow after the blocks. So the part common to all clients
@@ -103,7 +102,7 @@ class ReadFlag(enum.IntFlag):
 
 
 class NodeGap(enum.IntEnum):
-    """Why a node sends nothing of a range in which it may hold blocks."""
+    """The reason why a node sends no block of a range in which it may hold blocks."""
 
     CHECKSUM_FAIL = 1
     """The node's blocks there fail their checksums, so they are unknown."""
@@ -126,7 +125,7 @@ _READ_FLAGS = int(sum(ReadFlag))
 
 
 class ReadStatus(enum.IntEnum):
-    """How a node takes a READ."""
+    """A node's answer to a READ."""
 
     OK = 0
     NOT_SEALED = 1
@@ -138,7 +137,8 @@ class ReadStatus(enum.IntEnum):
     """The log demands another read token, or a read token at all; no stream was started, or the
     running stream has ended."""
     FULL = 4
-    """This connection has as many streams as a node takes; this stream was not started."""
+    """This connection already has as many streams as a node takes, so the stream was not
+    started."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,8 +158,9 @@ class ReadRequest:
     """A reader's request to one node; the fields are READ's.
 
     Attributes:
-        one_copy: how single copies are chosen; None asks for all of the node's blocks. heads_only:
-            bodies are left out. keys: bits of the wanted keys; None wants all records.
+        one_copy: how single copies are chosen; None asks for all of the node's blocks.
+        heads_only: bodies are left out.
+        keys: bits of the wanted keys; None wants all records.
         token: for a log that asks for a read token; never shown.
     """
 
@@ -265,7 +266,7 @@ def read_read(payload: memoryview) -> ReadRequest:
 def _one_copy(
     payload: memoryview, shuffle: int, copies: int, downs: int, seed: int, *, is_quiet: bool
 ) -> OneCopy:
-    """The lists after the fixed fields, whose lengths were checked."""
+    """Read the lists after the fixed fields. The caller checked their lengths."""
     if shuffle > 2:
         raise Malformed(f"a READ frame asks for shuffle {shuffle}")
     end = _READ.size + 4 * downs
@@ -320,7 +321,7 @@ def read_blocks_frame(payload: memoryview) -> tuple[BlocksHead, list[StoredBlock
 
 
 def _blocks_head(payload: memoryview) -> tuple[BlocksHead, int]:
-    """What goes before the blocks, and where they begin."""
+    """The head before the blocks, and the offset at which the blocks begin."""
     if len(payload) < BLOCKS_HEAD_BYTES:
         raise Malformed("a BLOCKS frame is too short")
     stream, count, upto, released, trim = _BLOCKS.unpack_from(payload)
@@ -340,19 +341,19 @@ def read_heads_frame(payload: memoryview) -> tuple[BlocksHead, list[StoredBlock]
 
 
 def shared_head(streams: int, head: BlocksHead) -> bytes:
-    """What goes before the blocks of a SHARED payload; `head.stream` is not looked at."""
+    """The bytes before the blocks of a SHARED payload; `head.stream` is ignored."""
     return _BLOCKS.pack(streams, head.blocks, head.next, head.released, head.trim)
 
 
 def shared_streams(streams: Sequence[int]) -> bytes:
-    """What goes after the blocks of a SHARED payload."""
+    """The bytes after the blocks of a SHARED payload."""
     return struct.pack(f"<{len(streams)}I", *streams)
 
 
 def read_shared_frame(
     payload: memoryview,
 ) -> tuple[tuple[int, ...], BlocksHead, list[StoredBlock]]:
-    """A SHARED payload: the streams it is for, and what each of them is sent.
+    """The contents of a SHARED payload: its streams, and the head and blocks for each of them.
 
     Raises:
         Malformed, ChecksumMismatch: see `waves.read_blocks`; or no stream, or too many.

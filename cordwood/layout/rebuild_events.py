@@ -15,10 +15,10 @@ A record of the event log is an event, a set (a snapshot) or a restated set. A *
 the metadata store: a set that the event log goes on from. Versions of Cordwood from before the
 event log refuse it, so none of them goes on with the set that was there when the events moved.
 Versions from before restated sets refuse these, and the *fenced* base: they keep their last set and
-say nothing.
+report no error.
 
-Integers are little-endian. A field that this version does not know is refused: a node that left
-a part of an event out would come to another set than the nodes that know it.
+Integers are little-endian. A field that this version does not know is refused: a node that left out
+a part of an event would compute another set than the nodes that know this part.
 
 Source: docs/sources/logdevice.md 2.9; docs/sources/reliability.md §7.
 """
@@ -33,7 +33,7 @@ import msgspec
 from crc32c import crc32c
 
 from cordwood.block import Buffer
-from cordwood.errors import ChecksumMismatch, Malformed
+from cordwood.errors import BadSetting, ChecksumMismatch, Malformed
 from cordwood.rebuilding import LostNode, Rebalancing, RebuildEvent, RebuildingSet, Restated
 
 VERSION = 1
@@ -47,7 +47,7 @@ EVENT_BYTES_MAX = 1 << 16
 """An event names each node of the largest cluster once, in 5 bytes or fewer."""
 
 SET_BYTES_MAX = 1_000_000
-"""A value of the metadata store, and one record."""
+"""The most bytes of a set: it must fit into a value of the metadata store, and into one record."""
 
 _HEAD = struct.Struct("<BBH")
 _SUM = struct.Struct("<I")
@@ -55,7 +55,7 @@ HEAD_BYTES = _HEAD.size + _SUM.size
 
 
 class Base(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What the metadata store keeps of the event log.
+    """The value that the metadata store keeps for the event log.
 
     Attributes:
         set: the log goes on from it.
@@ -77,12 +77,20 @@ Decoded = TypeVar("Decoded")
 
 
 def pack_event(event: RebuildEvent) -> bytes:
-    """An event as a record's payload."""
+    """An event as a record's payload.
+
+    Raises:
+        BadSetting: it has more bytes than `read_event` takes.
+    """
     return _pack(EVENT, _encoder.encode(event))
 
 
 def pack_set(rebuilding: RebuildingSet) -> bytes:
-    """A snapshot."""
+    """A snapshot.
+
+    Raises:
+        BadSetting: it has more bytes than `read_set` takes.
+    """
     return _pack(SET, _encoder.encode(rebuilding))
 
 
@@ -90,8 +98,8 @@ def read_event(data: Buffer) -> RebuildEvent:
     """An event from a record's payload.
 
     Raises:
-        ChecksumMismatch: a byte differs from the written one. Malformed: of another version, too
-            long, or no known event.
+        ChecksumMismatch: a byte differs from the written one.
+        Malformed: of another version, too long, or no known event.
     """
     body = _body(data, EVENT, EVENT_BYTES_MAX, "an event of the event log")
     found: RebuildEvent = _decode(_event_decoder, body, "an event of the event log")
@@ -102,8 +110,8 @@ def read_set(data: Buffer) -> RebuildingSet:
     """A set from a snapshot.
 
     Raises:
-        ChecksumMismatch: a byte differs from the written one. Malformed: of another version, too
-            long, or a set that no events could make.
+        ChecksumMismatch: a byte differs from the written one.
+        Malformed: of another version, too long, or a set that no events could make.
     """
     return _read_set(data, SET)
 
@@ -140,7 +148,7 @@ def read_base(data: Buffer) -> Base:
 
 
 def read_record(data: Buffer) -> RebuildEvent | RebuildingSet | Restated:
-    """What a record of the event log has: an event, a snapshot, or a restated set.
+    """The contents of a record of the event log: an event, a snapshot, or a restated set.
 
     Raises:
         ChecksumMismatch, Malformed: as `read_event` and `read_set`.
@@ -191,6 +199,11 @@ def _rises(nodes: list[int] | tuple[int, ...]) -> bool:
 
 
 def _pack(kind: int, body: bytes) -> bytes:
+    # Trap: a value that no node reads would stop all of them at its place in the event log.
+    size, most = HEAD_BYTES + len(body), EVENT_BYTES_MAX if kind == EVENT else SET_BYTES_MAX
+    if size > most:
+        what = "an event" if kind == EVENT else "a set"
+        raise BadSetting(f"{what} of the event log may have {most} bytes, and this one has {size}")
     head = _HEAD.pack(VERSION, kind, 0)
     return head + _SUM.pack(crc32c(body, crc32c(head))) + body
 

@@ -18,7 +18,7 @@ _BINARY = struct.Struct(">BI")
 
 
 def pack_reply(reply: Reply) -> tuple[Buffer, ...]:
-    """A reply in parts, back to back what `pack` gives."""
+    """A reply in parts. Joined, they are equal to the bytes that `pack` returns."""
     if not isinstance(reply, SentRun):
         return (pack(reply),)
     # The last field is binary data: its length, then the bytes.

@@ -21,13 +21,16 @@ class ScrubState(Struct, frozen=True):
     """See the module.
 
     Attributes:
-        bytes_s: the allowed rate of reads; 0 without scrubbing. passes: ended passes over all of
-            LogsDB. began_us: when the present or last pass began (wall clock), 0 before the first.
-            bytes: read since the store was made. partition: the present partition; 0 between
-            passes. damaged: number of ranges known to be damaged and not repaired. some: the first
-            of them. mended: number of repaired ranges. repaired_blocks, repaired_bytes: blocks
-            stored again since the start, with bytes of bodies. repair_waits: what the last failed
-            repair waits for, "" for nothing.
+        bytes_s: the allowed rate of reads; 0 without scrubbing.
+        passes: ended passes over all of LogsDB.
+        began_us: when the present or last pass began (wall clock), 0 before the first.
+        bytes: read since the store was made.
+        partition: the present partition; 0 between passes.
+        damaged: number of ranges known to be damaged and not repaired.
+        some: the first of these ranges.
+        mended: number of repaired ranges.
+        repaired_blocks, repaired_bytes: blocks stored again since the start, with bytes of bodies.
+        repair_waits: the cause for which the last failed repair waits, "" for none.
     """
 
     bytes_s: int = 0

@@ -11,7 +11,8 @@ Little-endian, in the WAL::
     UNSTAGE  u32 ids, then 16 for each
     PLACE    16 id, u16 times that the copyset was changed, u8 nodes, 1 reserved 0; u32 for each
 
-A head without nodes was written before copysets were noted: the other copies may be anywhere.
+A head without nodes comes from a version that noted no copysets: the other copies may be on any
+nodes.
 
 LogsDB's table of staged blocks holds::
 
@@ -46,7 +47,8 @@ STAGE_HEAD_BYTES = _HEAD.size
 """The size of a head without its list of nodes."""
 
 MOVES_MAX = (1 << 16) - 1
-"""Changes of one copyset: a node is lost far less often than once a minute."""
+"""The most changes of one copyset. Each loss of a node is one change, and losses are far rarer than
+one a minute."""
 
 STAGED_TABLE = "staged"
 HEADS = (b"h", b"i")
@@ -59,8 +61,8 @@ class StagedHead:
 
     Attributes:
         stage: its id, 16 bytes.
-        log: the log of its later publish. expires_us: when it may be dropped, by the node's clock,
-            unless it is pinned by then.
+        log: the log of its later publish.
+        expires_us: when it may be dropped, by the node's clock, unless it is pinned by then.
         records, stored_bytes, raw_bytes, stored_crc, raw_crc, codec: as in a block's header.
         nodes: the block's copyset, this node included; empty if that is not known.
         moves: how often the copyset was changed since the block was staged.
@@ -262,5 +264,5 @@ def _text(data: memoryview) -> str:
 
 
 def packed_ids(stages: Sequence[bytes]) -> tuple[bytes, ...]:
-    """Ids as bytes of their own, each once, in their order."""
+    """Copies of these ids as bytes, each id once, in their order."""
     return tuple(dict.fromkeys(map(bytes, stages)))

@@ -7,8 +7,9 @@ a batch it costs 4 bytes and a tenth of that. ::
     4     4·n    length of each, in bytes
     4+4n  ...    their bodies back to back, to the end
 
-Little-endian; under the record's own CRC. Record number i of a batch at offset `o` has the
-logical offset `o + i`: ascending, inside the batch, and no record's of another.
+Little-endian; under the record's own CRC. Record number i of a batch at offset `o` has the logical
+offset `o + i`: the offsets ascend, lie inside the batch, and differ from those of all other
+records.
 
 Source: docs/design.md §4 ("coalescing is worth 13 times"); `layout.wal_block`.
 """
@@ -57,7 +58,7 @@ def read_batch(body: Buffer, offset: int) -> RecordRun:
     """The records of a batch with its header at logical `offset`.
 
     Raises:
-        Malformed: it is none; no writer of ours makes it.
+        Malformed: it is no batch that a Cordwood writer makes.
     """
     size = len(body)
     count = _COUNT.unpack_from(body)[0] if size >= BATCH_HEAD_BYTES else 0

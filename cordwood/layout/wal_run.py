@@ -1,8 +1,8 @@
 """Runs of WAL records read at once: headers as columns, and no object for any record.
 
-A start looks at each record of a ring. One by one, a record took 3 µs, mostly for making objects.
-Here a run costs one loop step for each record, which follows the lengths; numpy and the checksum
-library do the rest over the whole run.
+A start reads each record of a ring. Reading them one by one took 3 µs for each record, mostly to
+make objects. Here one loop step for each record follows the lengths, and numpy and the checksum
+library do the rest for the whole run.
 
 The CRC of a header is linear in its bits, so that of 36 bytes is the XOR of what each of
 them gives, looked up in tables: one look-up for all headers of a run at a time.
@@ -123,7 +123,7 @@ class RunReader:
     """Reads headers of one WAL.
 
     Args:
-        salt: of the WAL.
+        salt: the salt of the WAL, from its header.
     """
 
     def __init__(self, salt: int) -> None:
@@ -132,8 +132,8 @@ class RunReader:
     def headers(self, data: memoryview, starts: Numbers) -> tuple[Headers, int]:
         """The headers at `starts`, and the length of their intact prefix.
 
-        Intact means what `unpack_wal_record` asks of a data record. Whether each belongs where
-        it stands is the caller's to compare.
+        Intact means what `unpack_wal_record` asks of a data record. The caller compares each
+        header's offset with its place.
         """
         rows = sliding_window_view(
             np.frombuffer(data, np.uint8), WAL_RECORD_HEADER_BYTES
@@ -160,7 +160,8 @@ class RunReader:
 
 @functools.cache
 def _tables() -> list[NDArray[np.uint32]]:
-    """For each byte of a header, what each of its values adds to the CRC: 36 KiB."""
+    """For each byte of a header, a table of the amounts that its values add to the CRC: 36 KiB in
+    all."""
     of_zeros = crc32c(bytes(_SUMMED_BYTES))
     tables = []
     for place in range(_SUMMED_BYTES):

@@ -74,10 +74,10 @@ _REFUSAL = struct.Struct("<QQB3xI")
 _PAIR = struct.Struct("<QQ")
 
 ENTRIES_MAX = 65_536
-"""Entries, blocks or refusals in one frame: far more than one turn brings."""
+"""The most entries, blocks or refusals in one frame: far more than arrive in one tick."""
 
 SPACE_UNIT_BYTES = 4096
-"""Room is told in the blocks that a WAL writes."""
+"""A STORED frame tells free space in units of this size: the blocks that a WAL writes."""
 
 _CODECS = frozenset(int(codec) for codec in Codec)
 
@@ -116,9 +116,11 @@ class Refusal(enum.IntEnum):
     NO_SPACE = 5
     """The WAL is full, and the disk has no space to flush it to."""
     NOT_HELD = 6
-    """An amend of a block that the node does not hold intact: it wants the body too."""
+    """An amend of a block that the node does not hold intact. The node needs the body too."""
     REBUILDING = 7
     """The copyset names a node whose data is being rebuilt, the node given."""
+    LET_GO = 8
+    """A donor's copy of a block of which the node let go, because main storage held it."""
 
 
 @dataclass(slots=True)
@@ -156,17 +158,19 @@ class AppendEntry:
 
     @property
     def needs_recovery(self) -> bool:
-        """Whether it has to wait until every lower epoch is recovered (docs/design.md §3)."""
+        """Whether the append has to wait until every lower epoch is recovered (docs/design.md
+        §3)."""
         return bool(self.producer or self.flags & AppendFlag.CONDITIONAL)
 
 
 def append_head(entries: int) -> bytes:
-    """What goes before the entries."""
+    """The bytes before the entries of an APPEND payload."""
     return _APPEND_HEAD.pack(entries, 0)
 
 
 def append_entry(entry: AppendEntry) -> bytes:
-    """What goes before an entry's bodies: 64 bytes, then expected tail and group if there are."""
+    """The bytes before an entry's bodies: 64 bytes, then the expected tail, the fencing token and
+    the group, if the entry has them."""
     fixed = _ENTRY.pack(
         entry.log,
         entry.token,
@@ -241,7 +245,7 @@ def read_append(payload: memoryview) -> list[AppendEntry]:
 
 
 def _read_number(payload: memoryview, at: int) -> tuple[int, int]:
-    """A tail or a fencing token, and where what follows it begins."""
+    """A tail or a fencing token, and the offset after it."""
     if len(payload) - at < _TAIL.size:
         raise Malformed("an APPEND frame ends inside an entry")
     (number,) = _TAIL.unpack_from(payload, at)
@@ -251,7 +255,7 @@ def _read_number(payload: memoryview, at: int) -> tuple[int, int]:
 
 
 def _read_parts(entry: AppendEntry, payload: memoryview, at: int) -> int:
-    """Read an entry's group; where it ends."""
+    """Read an entry's group, and return the offset after it."""
     entry.parts, at = read_group(payload, at)
     if entry.codec or entry.raw_bytes or entry.stored_crc or entry.raw_crc:
         raise Malformed("a group sets what only its blocks have")
@@ -282,7 +286,7 @@ def read_pairs(payload: memoryview) -> Iterator[tuple[int, int]]:
 
 
 def store_head(blocks: int, seal_epoch: int = 0, *, amends: bool = False) -> bytes:
-    """What goes before the blocks of a STORE payload; with `amends` these have no bodies."""
+    """The bytes before the blocks of a STORE payload; with `amends` the blocks have no bodies."""
     return _STORE_HEAD.pack(blocks, _AMENDS if amends else 0, seal_epoch)
 
 
@@ -324,7 +328,7 @@ class StoredBlock:
 
 
 class AmendedBlock(StoredBlock):
-    """A copy of which header and envelope alone were stored.
+    """A copy of a block of which only header and envelope were stored.
 
     Its body is that of an earlier copy, which the same node holds durably.
     """
@@ -438,6 +442,7 @@ def read_stored(payload: memoryview) -> tuple[int, list[StoreRefusal]]:
 
 
 def stored_space(payload: memoryview) -> int:
-    """The room in bytes that a STORED payload, checked by `read_stored`, tells of."""
+    """The free space in bytes that a STORED payload tells. `read_stored` must have checked the
+    payload."""
     room: int = _STORED_HEAD.unpack_from(payload)[2]
     return room * SPACE_UNIT_BYTES

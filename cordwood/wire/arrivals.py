@@ -1,4 +1,5 @@
-"""Frames that have begun to arrive on all connections of one node: how much, and for how long.
+"""Counts the frames that have begun to arrive on all connections of one node: their bytes, and the
+time since they began.
 
 The length in a frame's header is bounded, and so are the bytes that one peer makes a node keep. But
 over thousands of connections the sum exceeds a node's memory. So unfinished frames are counted
@@ -13,20 +14,21 @@ from __future__ import annotations
 from typing import Generic, TypeVar
 
 UNFINISHED_BYTES_MAX = 512 << 20
-"""Room for a block of 1 MiB from each of 500 clients at once, or seven of the largest frames."""
+"""Space for a block of 1 MiB from each of 500 clients at the same time, or for seven of the largest
+frames."""
 
 FRAME_GRACE_S = 20.0
 """For a frame of any length: a sender that paused, or a link that was cut, is back within this time
 or never."""
 
 FRAME_BYTES_S_MIN = 1 << 20
-"""A frame gets a second more for each of these: 8 Mbit/s is a slow line."""
+"""A frame gets one more second for each of these bytes: 8 Mbit/s is a slow line."""
 
 Caller = TypeVar("Caller")
 
 
 class Arrivals(Generic[Caller]):
-    """See the module; a rule, told of what arrived."""
+    """See the module. It is a rule: its caller notes the bytes that arrived."""
 
     def __init__(self) -> None:
         # The oldest frame stands first: its arrived bytes, and its deadline.

@@ -65,21 +65,23 @@ HELLO_TIMEOUT_S = 5.0
 """Long enough for a busy peer, short enough that silent callers do not pile up."""
 
 BACKLOG_BYTES_MAX = 256 << 20
-"""A peer that lets this much pile up is not reading: it is cut off, not fed."""
+"""The most bytes that wait for a peer. A peer with more does not read, and its connection is
+closed."""
 
 CALLS_MAX = 4096
 """Calls in flight on one connection; every caller of ours has far fewer."""
 
 CLIENT_CALLS_AT_ONCE = 128
-"""Of a client's on one connection; the rest wait here, in order. Enough to hide the round
-trips, and a node takes as many of eight clients before it refuses any."""
+"""The most calls of a client under way on one connection; further calls wait here, in order. It is
+enough to hide the round trips, and a node takes as many calls from eight clients before it refuses
+any."""
 
 CLIENT_CALLS_WAITING_MAX = 1 << 16
 """Calls that wait for their turn on one connection: a few hundred bytes each."""
 
 POLLS_AT_ONCE = 96
-"""Of those, questions that wait at the node for news. The others always find a turn: an entry of a
-client that follows 500 ledgers waited two seconds for one."""
+"""The most of these calls that wait at the node for news. So other calls always have their turn:
+without this bound, an entry of a client that follows 500 ledgers waited two seconds."""
 
 _AT_ONCE = (Ping, AskMembers)
 """Calls that wait for no others: by these a client finds out that a node is dead."""
@@ -119,7 +121,7 @@ class Connection:
         self._sent = 0
         self._flush_due = False
         self._calls: dict[int, asyncio.Future[Reply]] = {}
-        # Nodes ask for what appends wait for, and do not queue behind one another.
+        # Calls of nodes do not queue behind one another, because appends wait for their answers.
         self._turns = None if ours.node else asyncio.Semaphore(CLIENT_CALLS_AT_ONCE)
         self._polls = asyncio.Semaphore(POLLS_AT_ONCE)
         self._waiting = 0
@@ -286,7 +288,7 @@ class Connection:
         """Ask and wait for the answer.
 
         At most CLIENT_CALLS_AT_ONCE calls of a client are under way at a time, POLLS_AT_ONCE that
-        wait for news; the others wait in order. What asks whether nodes live waits for none.
+        wait for news; the others wait in order. Calls that ask whether a node is alive do not wait.
 
         Args:
             timeout_s: for all of it.
@@ -409,7 +411,7 @@ class Connection:
     # Inside.
 
     def error_for_callers(self, error: CordwoodError) -> CordwoodError:
-        """The reason for the close, as the caller is told.
+        """The error for callers of a connection that closed.
 
         A frame that arrived damaged says nothing about a caller's request: for the caller the
         connection was lost, as by a reset, and asking again is right. Only a reader of the node's

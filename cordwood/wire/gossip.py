@@ -24,7 +24,11 @@ from cordwood.protocol.failure_detector import (
 from cordwood.wire.peers import Peers
 
 BACKLOG_BYTES_MAX = 4 << 20
-"""A peer for which this much waits already is not told any more: it does not read."""
+"""A peer for which this many bytes wait gets no gossip, because it does not read."""
+
+
+LATE_TICKS = 5
+"""A sign of life may be counted this many ticks too late: nodes count their ticks apart."""
 
 
 class Chance(Protocol):
@@ -79,6 +83,23 @@ class Gossip:
         """Whether this node sees no other node."""
         return self._detector.is_isolated
 
+    async def dies(self, node: NodeId) -> bool:
+        """Wait until a node is taken for dead (True), or shows a new sign of life (False).
+
+        A node that has just ended, or that did not start with the others, is neither up nor dead
+        for some seconds.
+        """
+        began = self._detector.ticks
+        # A node that has just started calls nobody dead for DetectorLimits.dead_ticks.
+        for _ in range(2 * DetectorLimits().dead_ticks):
+            if self.state(node) is NodeState.DEAD:
+                return True
+            heard = self._detector.heard(node)
+            if heard is None or heard > began + LATE_TICKS:
+                return False
+            await asyncio.sleep(self._tick_s)
+        return False
+
     def on_frame(self, frame: Frame) -> None:
         """A GOSSIP frame.
 
@@ -98,7 +119,7 @@ class Gossip:
             self._on_tick()
 
     def leave(self) -> None:
-        """Tell every peer that this node goes."""
+        """Tell every peer that this node leaves."""
         self._detector.leave()
         words = self._detector.words()
         for node in self._others():

@@ -215,7 +215,7 @@ class Peers:
 
     def _lost(self, node: NodeId, connection: Connection) -> None:
         if self._up.get(node) is not connection:
-            return  # lost before it was announced: it has no users
+            return  # the connection was lost before it was announced, so it has no users
         del self._up[node]
         self._announce()
         self._listener.on_peer_down(node, connection)
@@ -236,8 +236,8 @@ class _PeerFrames:
 
 
 async def _until_in_doubt(connection: Connection, news: asyncio.Event) -> None:
-    """Wait until a peer is to be asked whether it is there: at regular times, and sooner if it owes
-    an answer. The question may be the first frame on a connection that has lost its other end."""
+    """Wait until it is time to ping a peer: at regular times, and sooner if it owes an answer. The
+    ping may be the first frame on a connection that has lost its other end."""
     loop = asyncio.get_running_loop()
     ends_at = loop.time() + PING_EVERY_S
     silent = False

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Protocol
 
 from cordwood.errors import CordwoodError, Overloaded, Rejected, Unreachable
@@ -40,20 +41,25 @@ CONNECTIONS_MAX = 4096
 share. Nodes come in beside them: a node that its peers cannot reach serves no client either."""
 
 CLIENT_CALLS_MAX = 1024
-"""Calls of clients that run at once on one node. A client holds its own back; see
-`connection.CLIENT_CALLS_AT_ONCE`."""
+"""The most calls of clients that run at the same time on one node. Each client limits its own
+calls; see `connection.CLIENT_CALLS_AT_ONCE`."""
 
 NODE_CALLS_MAX = 4096
 """Calls of nodes, beside those: a client that asks for a tail waits until the log is recovered,
 and that takes seals. If these were refused because many clients wait, none of the waits would
 end."""
 
+CLIENT_CALL_BYTES_MAX = 512 << 20
+"""Bytes of the calls of clients that run at once, as they came: a hundred and forty of the largest.
+A call that waits for the metadata store or the disk stays in memory, and a call of many small parts
+takes many times its bytes."""
+
 CALL_TIMEOUT_S = 30.0
 """The longest any call may run; the callers' own deadlines are shorter."""
 
 
 LATE_EVERY_S = 1.0
-"""How often frames are looked for that should be whole by now."""
+"""The time between two checks for frames that should be complete by now."""
 
 _PONG = (pack(DoneReply()),)
 
@@ -94,8 +100,9 @@ class Server:
         self._service = service
         self._tasks = tasks
         self._connections: dict[Connection, None] = {}
-        # Calls of clients, and of nodes, that run now.
-        self._running: tuple[dict[asyncio.Task[None], None], ...] = ({}, {})
+        # Calls of clients, and of nodes, that run now, each with its bytes.
+        self._running: tuple[dict[asyncio.Task[None], int], ...] = ({}, {})
+        self._client_call_bytes = 0
         self._strangers: dict[Connection, None] = {}
         self._clients = 0
         self._arrivals: Arrivals[Connection] = Arrivals()
@@ -231,13 +238,22 @@ class Server:
             return
         of_node = connection.peer is not None and connection.peer.node > 0
         running = self._running[of_node]
-        if len(running) >= (NODE_CALLS_MAX if of_node else CLIENT_CALLS_MAX):
-            fault = to_fault(Overloaded(f"{len(running)} calls are running on this node"))
-            connection.send(Kind.FAULT, frame.request, (pack(fault),))
+        size = 0 if of_node else len(frame.payload)
+        held = self._client_call_bytes
+        is_full = len(running) >= (NODE_CALLS_MAX if of_node else CLIENT_CALLS_MAX)
+        if is_full or (size and held + size > CLIENT_CALL_BYTES_MAX):
+            told = f"{len(running)} calls are running on this node, of {held} bytes"
+            connection.send(Kind.FAULT, frame.request, (pack(to_fault(Overloaded(told))),))
             return
         task = self._tasks.create_task(self._answer(connection, frame.request, call))
-        running[task] = None
-        task.add_done_callback(lambda done: running.pop(done, None))
+        running[task] = size
+        self._client_call_bytes += size
+        task.add_done_callback(partial(self._on_answered, running))
+
+    def _on_answered(
+        self, running: dict[asyncio.Task[None], int], task: asyncio.Task[None]
+    ) -> None:
+        self._client_call_bytes -= running.pop(task)
 
     def on_lost(self, connection: Connection, error: CordwoodError) -> None:
         self._service.on_lost(connection, error)

@@ -4,7 +4,7 @@ Frames are numbered from 1 on each connection; a STORED settles every number up 
 its own. A lost connection settles its open frames as lost: their blocks may or may not have been
 stored.
 
-A STORED also tells how much room its node has. Blocks sent since then and not settled may still
+A STORED also tells the free space of its node. Blocks sent since then and not settled may still
 need a part of it, so their bytes are subtracted. A store within `room` finds space, unless other
 senders use the node too.
 
@@ -37,8 +37,8 @@ Settled = Callable[[NodeId, "Sequence[StoreRefusal] | None"], None]
 
 
 SPACE_UNTOLD_BYTES = 8 << 20
-"""Sent to a node that has not answered yet, which takes a millisecond: the largest block
-and a run."""
+"""The most bytes that are sent to a node before its first answer, which takes a millisecond: enough
+for the largest block and a run."""
 
 
 TOGETHER_BYTES = 64 << 10
@@ -65,7 +65,8 @@ class _Held:
 
 
 class _Numbered:
-    """The open frames of one connection; `room` as last told, `unsettled` bytes sent since."""
+    """The open frames of one connection; `room` is the free space as last told, and `unsettled` the
+    bytes sent since."""
 
     __slots__ = ("has_told", "open", "room", "sent", "unsettled")
 
@@ -99,7 +100,7 @@ class StoreChannel:
         return self._unsettled > 0
 
     def has_told(self, node: NodeId) -> bool:
-        """Whether `node` has said how much room it has, on the connection that there is now."""
+        """Whether `node` has told its free space on the present connection."""
         connection = self._peers.get(node)
         numbered = self._numbered.get(connection) if connection is not None else None
         return numbered is not None and numbered.has_told

@@ -37,7 +37,7 @@ class Unread(Generic[Peer]):
         return self._bytes
 
     def note(self, peer: Peer, size: int) -> None:
-        """So many bytes wait for a peer; 0 once it reads again, or is gone."""
+        """Note the bytes that wait for a peer; 0 when it reads again, or is gone."""
         self._bytes += size - self._waiting.pop(peer, 0)
         if size:
             self._waiting[peer] = size

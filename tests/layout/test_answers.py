@@ -8,6 +8,12 @@ from cordwood.errors import Malformed
 from cordwood.layout.answers import check_answer
 from cordwood.layout.ledger_metadata import pack_ledger
 from cordwood.layout.message import AskReleased, DoneReply, Ping, ReleasedReply, TailReply
+from cordwood.layout.message_consumers import (
+    AskConsumers,
+    ConsumerReply,
+    ConsumersReply,
+    SaveCursors,
+)
 from cordwood.layout.message_ledgers import (
     AskAutorecovery,
     AskLedger,
@@ -53,6 +59,23 @@ def test_another_log_is_refused_by_name_and_by_number() -> None:
         check_answer(FindLog("orders", False), log_seven("/others"))
     with pytest.raises(Malformed, match="log 8 was asked for, and log 7 came"):
         check_answer(FindLog("", False, 8), log_seven())
+
+
+def test_another_consumer_is_refused() -> None:
+    """A member that took its positions would skip records, or get them twice."""
+    other = ConsumerReply("other", 1, {}, {}, {"1": 7})
+    report = ConsumerReply("report", 1, {}, {}, {"1": 5})
+    check_answer(SaveCursors("report", "", 0, {}, {}, False), report)
+    check_answer(AskConsumers("report"), ConsumersReply([report]))
+    check_answer(AskConsumers(""), ConsumersReply([other, report]))
+    for call, reply in (
+        (SaveCursors("report", "", 0, {}, {}, False), other),
+        (AskConsumers("report"), ConsumersReply([other])),
+        (AskConsumers("report"), ConsumersReply([])),
+        (AskConsumers("report"), ConsumersReply([report, other])),
+    ):
+        with pytest.raises(Malformed, match="consumer report was asked for, and others came"):
+            check_answer(call, reply)
 
 
 def test_a_page_of_ledgers_rises_from_where_it_was_asked_for() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -59,3 +60,21 @@ def test_every_epoch_above_a_trim_keeps_its_nodeset(
 
     if epoch > trimmed:
         assert of(untrimmed(history, make_lsn(trimmed, 1))) == of(history)
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        {"nodes": []},
+        {"nodes": [1, 1]},
+        {"copies": 0, "racks": 0},
+        {"copies": 1, "racks": 2},
+        {"wider": {"planet": 1}},
+    ],
+)
+def test_an_epoch_without_nodes_or_copies_is_refused(told: dict[str, object]) -> None:
+    """A member told it, it was kept, and the node ended at each start with the first drain."""
+    right = {"since": 1, "nodes": [1, 2], "copies": 2, "racks": 1, "wider": {}, "locations": []}
+    assert read_nodesets(msgspec.msgpack.encode([right])) == [EpochNodes(1, [1, 2], 2, 1)]
+    with pytest.raises(Malformed):
+        read_nodesets(msgspec.msgpack.encode([{**right, **told}]))

@@ -11,11 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from layout_damage import bit_flips, damaged, only_ours, truncations
 
-from cordwood.errors import ChecksumMismatch, Malformed
+from cordwood.errors import BadSetting, ChecksumMismatch, Malformed
 from cordwood.layout.rebuild_events import (
     EVENT,
     EVENT_BYTES_MAX,
     SET,
+    SET_BYTES_MAX,
     VERSION,
     Base,
     is_base,
@@ -30,6 +31,7 @@ from cordwood.layout.rebuild_events import (
 )
 from cordwood.rebuilding import (
     NODES_MAX,
+    PARTS,
     Aborted,
     Acked,
     DonorProgress,
@@ -104,6 +106,24 @@ def test_every_truncation_and_every_flipped_bit_is_refused(packed: bytes) -> Non
     for wrong in [*truncations(packed), *bit_flips(packed), packed + b"\0"]:
         with pytest.raises((ChecksumMismatch, Malformed)):
             read(wrong)
+
+
+def test_an_event_that_no_node_could_read_is_not_written() -> None:
+    """In the event log it would stop every node that follows the log."""
+    far = 2**32 - 2
+    shares = tuple(Transfer(far - at, far + 1, PARTS) for at in range(NODES_MAX))
+    with pytest.raises(BadSetting, match=f"may have {EVENT_BYTES_MAX} bytes"):
+        pack_event(Rebalance(shares))
+    some = Rebalance(shares[:-100])
+    assert read_event(pack_event(some)) == some
+
+
+def test_a_set_that_no_node_could_read_is_not_written() -> None:
+    donors = tuple(range(2**32 - NODES_MAX, 2**32))
+    lost = tuple(LostNode(node, 1, donors=donors, done=donors) for node in range(1, 40))
+    for pack in (pack_set, lambda found: pack_base(Base(found))):
+        with pytest.raises(BadSetting, match=f"may have {SET_BYTES_MAX} bytes"):
+            pack(RebuildingSet(1, 1, lost))
 
 
 def test_another_version_or_kind_is_refused() -> None:

@@ -369,7 +369,7 @@ class TestStored:
 
     @pytest.mark.parametrize(
         ("offset", "layout", "value"),
-        [(8, "<I", 2), (8, "<I", 2**32 - 1), (32, "<B", 0), (32, "<B", 8)],
+        [(8, "<I", 2), (8, "<I", 2**32 - 1), (32, "<B", 0), (32, "<B", 9)],
     )
     def test_a_field_out_of_its_range_is_refused(
         self, offset: int, layout: str, value: int

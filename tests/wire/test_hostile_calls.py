@@ -23,7 +23,14 @@ from cluster_at_hand import ClusterAtHand, simulate
 from scenarios import as_scenario
 from wire_ends import Keeping
 
-from cordwood.errors import CordwoodError, Malformed, NotOurCluster, Rejected, Unreachable
+from cordwood.errors import (
+    BadSetting,
+    CordwoodError,
+    Malformed,
+    NotOurCluster,
+    Rejected,
+    Unreachable,
+)
 from cordwood.layout.frame import CONTROL_BYTES_MAX, Kind
 from cordwood.layout.hello import ANY_CLUSTER, Hello
 from cordwood.layout.log_questions import AskKept
@@ -38,8 +45,11 @@ from cordwood.layout.message import (
     pack,
     read_call,
 )
+from cordwood.layout.message_consumers import JoinConsumer, SaveCursors
+from cordwood.layout.message_logs import EpochNodes
 from cordwood.layout.message_rebuilding import TellProducers
 from cordwood.layout.reading import ReadRequest, pack_read
+from cordwood.metadata.consumers import LOGS_MAX
 from cordwood.wire.connection import Connection, dial
 
 LOG = 1
@@ -125,6 +135,37 @@ class TestIdentity:
         assert not client.is_open
 
 
+class TestConsumers:
+    @pytest.mark.parametrize("digits", ["²", "٣", "01"])
+    @as_scenario(simulate, nodes=3)
+    async def test_digits_that_are_no_number_of_a_log_end_no_node(
+        self, cluster: ClusterAtHand, *, digits: str
+    ) -> None:
+        """They were kept as the number of a log. The next full call of this consumer ended the node
+        that looked for deleted logs, and its client asked the other nodes, one after another."""
+        async with cluster.client() as store:
+            await store.append("log", b"1")
+            client = await greet(cluster, Hello(0, ANY_CLUSTER))
+            with pytest.raises(Rejected, match="by the names of logs"):
+                await client.call(SaveCursors("c", "", 0, {digits: 5}, {}, False), timeout_s=5)
+            many = {str(number): 5 for number in range(1, LOGS_MAX + 2)}
+            with pytest.raises(BadSetting, match="may have"):
+                await client.call(SaveCursors("c", "", 0, many, {}, False), timeout_s=20)
+            assert await store.append("log", b"2")
+            assert len(cluster.running) == 3
+
+    @as_scenario(simulate, nodes=3)
+    async def test_half_a_million_logs_are_refused_before_they_are_dealt_out(
+        self, cluster: ClusterAtHand
+    ) -> None:
+        client = await greet(cluster, Hello(0, ANY_CLUSTER))
+        call = JoinConsumer("c", "m", [str(number) for number in range(1, 450_000)], 15_000, 0)
+        start = time.process_time()
+        with pytest.raises(BadSetting, match="this call names 449999"):
+            await client.call(call, timeout_s=20)
+        assert time.process_time() - start < CALL_S_MAX
+
+
 def extremes(kind: Any) -> list[Any]:
     """The lowest and the highest of a field's type, and for texts and lists the longest."""
     meta: list[msgspec.Meta] = []
@@ -162,6 +203,13 @@ def extremes(kind: Any) -> list[Any]:
         else:
             keys = [f"/n{number}" for number in range(2000)]
         return [{each: extremes(value)[-1] for each in keys}, {}]
+    if kind is EpochNodes:
+        # Most extremes do not fit each other, and the decoder refuses them.
+        most_nodes = list(range(1, 2000))
+        return [
+            EpochNodes(0, [1], 1, 1),
+            EpochNodes(2**32 - 1, most_nodes, 16, 16, {}, [""] * len(most_nodes)),
+        ]
     if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
         return list(hostile(kind))
     if isinstance(kind, type) and hasattr(kind, "__members__"):

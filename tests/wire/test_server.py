@@ -46,6 +46,7 @@ from cordwood.layout.message import (
     Seal,
     SealReply,
 )
+from cordwood.layout.message_staging import FindStaged, StagedPlaces
 from cordwood.sim.planted import find_bug, planted
 from cordwood.wire import server as server_module
 from cordwood.wire.connection import HELLO_TIMEOUT_S
@@ -206,6 +207,40 @@ class TestCalls:
                 release.set()
                 assert await asyncio.gather(*calls) == [DoneReply()] * 3
                 assert await connection.call(DeleteLog("log"), timeout_s=1) == DoneReply()
+
+        run(scenario)
+
+    def test_bytes_of_calls_that_run_at_once_are_bounded(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """A thousand calls of 4 MiB from many clients stayed in a node's memory, each many times as
+        large once it was read, while the metadata store was slow."""
+        swap_value(monkeypatch, lambda: server_module.CLIENT_CALL_BYTES_MAX, 10_000)
+
+        async def scenario() -> None:
+            ends, service = memory_ends(), Offering()
+            release = asyncio.Event()
+
+            async def wait(call: Call) -> Reply:
+                await release.wait()
+                return StagedPlaces([]) if isinstance(call, FindStaged) else DoneReply()
+
+            service.answer = wait
+            large = FindStaged([bytes(16)] * 250)
+            async with serving(ends, service):
+                clients = [await dial_in(ends.client) for _ in "123"]
+                calls = [asyncio.create_task(client.call(large, timeout_s=9)) for client in clients]
+                with pytest.raises(Overloaded, match="2 calls are running on this node, of 9"):
+                    await calls.pop()
+                calls.append(asyncio.create_task(clients[2].call(DeleteLog("log"), timeout_s=9)))
+                node = await dial_in(ends.client, NODE_2)
+                calls.append(asyncio.create_task(node.call(large, timeout_s=9)))
+                await settle()
+                release.set()
+                found = StagedPlaces([])
+                assert await asyncio.gather(*calls) == [found, found, DoneReply(), found]
+                for client in clients:
+                    assert await client.call(large, timeout_s=9) == found
 
         run(scenario)
 
