@@ -1,4 +1,5 @@
-"""Changing one entry of the metadata store: read, decide, compare-and-set, again if raced.
+"""Changes one entry of the metadata store: read, decide, compare-and-set, and again if another
+write came first.
 
 A change must be safe to decide and to write twice: after a write of unknown outcome, the entry is
 read again and the change decided again from its present value. If the lost write arrives in
@@ -23,7 +24,7 @@ UNKNOWN_MAX = 3
 """Writes of unknown outcome in one change; each took a whole deadline of the store's."""
 
 Decide = Callable[[bytes | None], bytes | None]
-"""From the value found (None: not there) to the value to write (None: leave it)."""
+"""Takes the value found (None: not there), and returns the value to write (None: leave it)."""
 
 
 Known = tuple[Versioned | None]
@@ -37,12 +38,12 @@ async def change(
     known: Known | None = None,
     version: int | None = None,
 ) -> bytes | None:
-    """Change `key` to what `decide` makes of it.
+    """Change the value of `key` to the result of `decide`.
 
     Args:
-        decide: called once for each try; its error ends the change. known: the entry as the caller
-            just read it, which saves the first read. version: the only version to change, 0 for a
-            missing entry; None for any.
+        decide: called once for each try; its error ends the change.
+        known: the entry as the caller has just read it. This saves the first read.
+        version: the only version to change, 0 for a missing entry; None for any.
     Returns:
         The value now stored, as written or as left; None if the entry is not there.
     Raises:

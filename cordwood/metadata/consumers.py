@@ -31,10 +31,11 @@ LOGS_MAX = 4000
 them the bytes decide: see `_room`."""
 
 POSITION_BYTES = 24
-"""Of a position, without the number of its log: 19 digits, quotes, a colon and a comma."""
+"""The bytes of a position in an entry, without the number of its log: 19 digits, quotes, a colon
+and a comma."""
 
 RESETS_BYTES = 8
-"""Of a log's count of resets, likewise: up to 9,999."""
+"""The bytes of a log's count of resets, without the number of the log, for counts up to 9,999."""
 
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
 
@@ -105,7 +106,7 @@ class Consumers:
         return [key.removeprefix("consumers/") for key, _ in listed]
 
     async def change(self, name: str, decide: Callable[[Group], Group]) -> Group:
-        """Change a consumer; what `decide` raises ends that.
+        """Change a consumer. An error of `decide` ends the change and is raised.
 
         Returns:
             The consumer as stored.
@@ -123,13 +124,13 @@ class Consumers:
             if wanted == group:
                 return None
             encoded = _encode(wanted)
-            # Trap: the store's bound would meet the saves of members, which have no way out. So a
-            # member that joins leaves room for all that is saved later.
+            # Trap: without this check, later saves of members would exceed the store's bound, and
+            # members could do nothing about it. So a join must leave space for all later saves.
             room = _room(wanted) if _has_joined(group, wanted) else 0
             if len(encoded) + room <= VALUE_BYTES_MAX:
                 return encoded
             marks_max = MARKS_MAX
-            while marks_max > 1:  # the newest mark knows the second try of a call
+            while marks_max > 1:  # by the newest mark, a second try of a call is recognised
                 marks_max //= 2
                 encoded = _encode(_with_marks(wanted, marks_max))
                 if len(encoded) + room <= VALUE_BYTES_MAX:
@@ -144,7 +145,7 @@ class Consumers:
 
 
 def _has_joined(before: Group, after: Group) -> bool:
-    """Whether a member came, or lists other logs than before."""
+    """Whether a member joined, or lists other logs than before."""
     return any(
         name not in before.members or before.members[name].logs != member.logs
         for name, member in after.members.items()

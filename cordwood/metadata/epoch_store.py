@@ -17,7 +17,7 @@ Source: docs/sources/logdevice.md 2.1; docs/design.md §3, §6.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from typing import Annotated, NamedTuple
 
 import msgspec
@@ -27,7 +27,8 @@ from cordwood.layout.json_text import read_json
 from cordwood.layout.message_logs import EpochNodes
 from cordwood.log_attributes import NODESET_NODES_MAX
 from cordwood.lsn import EPOCH_MAX, LSN_MAX, format_lsn
-from cordwood.metadata.change import Decide, Known, change_repeatably
+from cordwood.metadata.change import UNKNOWN_MAX, Decide, Known, change_repeatably
+from cordwood.metadata.pages import pages
 from cordwood.metadata.store import MetadataStore
 from cordwood.nodes import (
     COPIES_MAX,
@@ -42,13 +43,18 @@ HISTORY_MAX = 512
 """Nodesets that one log can have at a time: one a day for more than a year of records."""
 
 HISTORY_CHARS_MAX = 900_000
-"""Of the nodesets and locations of a history as JSON, so that a record fits the metadata store."""
+"""The most characters of the nodesets and locations of a history, as JSON. With this bound a record
+fits into the metadata store."""
 
 BEGUN_MAX = 64
-"""Kept begin times of epochs while lower epochs are not recovered."""
+"""The most begin times of epochs that are kept while lower epochs are not recovered."""
 
 JUMP_MAX = 4096
 """Epochs without a taker that are skipped at once; each has to be recovered."""
+
+UNSURE_MAX = 1024
+"""Logs with writes that may have taken an epoch unawares. If one of them is forgotten, its next
+sequencer does not ask the one before to finish: appends in flight there end as unknown."""
 
 NODE_MAX = (1 << 32) - 1
 
@@ -59,7 +65,7 @@ _EPOCHS = "epochs/"
 
 
 class Configuration(NamedTuple):
-    """What an epoch is to have.
+    """The nodes, replication and locations that an epoch is to have.
 
     Attributes:
         locations: of each node; none at all where no node has one.
@@ -71,7 +77,7 @@ class Configuration(NamedTuple):
 
     @classmethod
     def of(cls, nodeset: Nodeset, replication: Replication) -> Configuration:
-        """For a nodeset whose members have their present locations."""
+        """The configuration of a nodeset, with the present locations of its members."""
         return cls(nodeset.nodes, replication, nodeset.locations)
 
 
@@ -79,7 +85,8 @@ Wanted = Callable[["EpochRecord"], Configuration | None]
 """From a log's record to the configuration that its next epoch should have; None leaves it."""
 
 Configure = Callable[[], Awaitable[Wanted]]
-"""Asks for what decides that, while the record is read."""
+"""Asks for the facts that decide the configuration, while the record is read. Returns the
+decision."""
 
 _Node = Annotated[int, msgspec.Meta(ge=1, le=NODE_MAX)]
 _Location = Annotated[str, msgspec.Meta(max_length=LOCATION_CHARS_MAX)]
@@ -91,8 +98,8 @@ class NodesetSince(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     over the number of domains that `wider` has for each scope.
 
     Attributes:
-        locations: where each node stood when these epochs chose their copysets, which every
-            later judgement of them goes by; none at all where no node had a location.
+        locations: the location of each node when these epochs chose their copysets. Every later
+            judgement of these epochs uses it. Empty if no node had a location.
     """
 
     since: Annotated[int, msgspec.Meta(ge=1, le=EPOCH_MAX)]
@@ -112,7 +119,7 @@ class NodesetSince(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def told(self) -> EpochNodes:
-        """For the wire, and for storage nodes to keep."""
+        """The form in which it is sent, and kept by storage nodes."""
         return EpochNodes(
             self.since, list(self.nodes), self.copies, self.racks, self.wider,
             list(self.locations),
@@ -129,8 +136,8 @@ class NodesetSince(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Begun(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """An epoch has no record older than `time_us`, and below it none that was acknowledged is
-    younger."""
+    """The begin time of an epoch: the epoch has no record older than `time_us`, and no lower epoch
+    has an acknowledged record that is younger."""
 
     epoch: Annotated[int, msgspec.Meta(ge=1, le=EPOCH_MAX)]
     time_us: Annotated[int, msgspec.Meta(ge=0)]
@@ -146,18 +153,19 @@ class EpochRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         clean_epoch: all epochs up to this epoch are recovered; 0 for none.
         clean_tail: LSN of the last record up to there; 0 for none.
         clean_time_us: no record up to there is younger. A recovery of later epochs asks only the
-            nodes of those epochs, and they may have none of these records. owner: node that took
-            the newest epoch, 0 if unknown. A hint.
-        owner_before: node that took the epoch before that, 0 likewise: it may still sequence,
-            and is asked to finish before it is sealed.
+            nodes of those epochs, and they may have none of these records.
+        owner: node that took the newest epoch, 0 if unknown. A hint.
+        owner_before: node that took the epoch before that, 0 if unknown. It may still sequence, and
+            is asked to finish before it is sealed.
         history: nodesets, by the epoch from which on they hold, ascending. The first entry holds
-            from epoch 1 on, or the history before it is trimmed. deleted: the log is gone; it gets
-            no epochs any more.
+            from epoch 1 on, or the history before it is trimmed.
+        deleted: the log is gone; it gets no epochs any more.
         token: the log's fencing token: appends with a lower token are refused from the newest epoch
-            on. holder: the holder's name, in words. clean_seal, clean_attempt: the recovery that
-            ended `clean_epoch`; 0 if unknown. begun: begin times, by epoch, of epochs above
-            unrecovered ones; times rise. sealed: the highest epoch with a begin time: all epochs
-            below were sealed by then.
+            on.
+        holder: the holder's name, in words.
+        clean_seal, clean_attempt: the recovery that ended `clean_epoch`; 0 if unknown.
+        begun: begin times, by epoch, of epochs above unrecovered ones; times rise.
+        sealed: the highest epoch with a begin time: all epochs below were sealed by then.
     """
 
     next_epoch: Annotated[int, msgspec.Meta(ge=1, le=EPOCH_MAX + 1)]
@@ -196,9 +204,18 @@ class EpochRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             raise BadSetting(f"epoch {epoch} is trimmed, and its sequencer is not known any more")
         return next(entry for entry in reversed(self.history) if entry.since <= epoch)
 
+    @property
+    def shown(self) -> int:
+        """An epoch of which the record shows that it began: it recovered others; 0 for none.
+
+        It may be an epoch that the record still has to hand out. Then an older copy of the metadata
+        store was put back while that epoch's sequencer ran, and its recovery ended afterwards.
+        """
+        return self.clean_seal
+
     def latest_us(self, epoch: int) -> int | None:
-        """No acknowledged record of `epoch` is younger, as the epochs above it have begun; None if
-        it is not known of any epoch."""
+        """A time: no acknowledged record of `epoch` is younger. It follows from the begin times of
+        higher epochs; None if none of these is known."""
         return min((each.time_us for each in self.begun if each.epoch > epoch), default=None)
 
     @property
@@ -211,13 +228,15 @@ class EpochRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class EpochStore:
     """The epoch records of all logs in one metadata store.
 
-    What every call may raise beside its own: Unreachable and Overloaded (ask again; a
-    call that did change something is harmless to repeat) and Malformed (the record
-    cannot be read, or a newer version wrote it).
+    Every call may also raise Unreachable and Overloaded (ask again; it is harmless to repeat a call
+    that did change something) and Malformed (the record cannot be read, or a newer version wrote
+    it).
     """
 
     def __init__(self, store: MetadataStore) -> None:
         self._store = store
+        # By log: what a call may have written that took an epoch, and ended without an answer.
+        self._unsure: dict[int, list[EpochRecord]] = {}
 
     async def read(self, log_id: int) -> EpochRecord | None:
         """A log's record, None if it has none. One round trip."""
@@ -226,13 +245,18 @@ class EpochStore:
 
     async def newest(self) -> dict[int, int]:
         """The newest epoch that was handed out, by log; logs that had none are left out."""
-        newest = {log: each.next_epoch - 1 for log, each in (await self.records()).items()}
-        return {log: epoch for log, epoch in newest.items() if epoch}
+        return {log: each.next_epoch - 1 async for log, each in self._all() if each.next_epoch > 1}
 
     async def records(self) -> dict[int, EpochRecord]:
         """The records of all logs, by log."""
-        listed = await self._store.list(_EPOCHS)
-        return {log: _decode(log, found.value) for key, found in listed if (log := _log_of(key))}
+        return {log: each async for log, each in self._all()}
+
+    async def _all(self) -> AsyncIterator[tuple[int, EpochRecord]]:
+        """Each log's record; in pages, because those of deleted logs stay."""
+        async for page in pages(self._store, _EPOCHS):
+            for key, found in page:
+                if log := _log_of(key):
+                    yield log, _decode(log, found.value)
 
     async def newest_of(self, log_id: int) -> int:
         """The newest epoch of one log that was handed out, 0 for none."""
@@ -249,7 +273,7 @@ class EpochStore:
         """Give a log its first nodeset; the first caller's nodeset counts, also for later callers.
 
         Args:
-            locations: where each of the nodes stands; none at all where no node has one.
+            locations: the location of each of the nodes; empty if no node has one.
         Returns:
             The record as stored.
         Raises:
@@ -275,10 +299,10 @@ class EpochStore:
         """Take the next epoch. No other node ever gets it. Two round trips without a race.
 
         Args:
-            owner: this node, for readers of the entry. above: nodes are sealed by this epoch, so
-                lower epochs are useless.
-            nodes, replication: in force from this epoch on; None leaves them.
-            configure: awaited while the record is read; says both in their place.
+            owner: this node, for readers of the entry.
+            above: an epoch by which nodes are sealed. Epochs up to it are useless. nodes,
+            replication: in force from this epoch on; None leaves them.
+            configure: is awaited while the record is read, and decides both in their place.
         Returns:
             The epoch, and the record as stored then (its `next_epoch` is one more).
         Raises:
@@ -291,17 +315,19 @@ class EpochStore:
             self._store.get(_key(log_id)), (configure or _as_told(nodes, replication))()
         )
 
-        tried: list[EpochRecord] = []
+        tried = self._unsure.pop(log_id, [])
 
         def decide(found: bytes | None) -> bytes | None:
             known = _known(log_id, found)
-            record = _jumped(log_id, known, above)
+            # Trap: if the epoch below is clean already, no seal asks nodes for records of this one.
+            record = _jumped(log_id, known, max(above, known.shown))
             _check_epochs_left(log_id, record)
             after = msgspec.structs.replace(
                 record,
                 next_epoch=record.next_epoch + 1,
                 owner=owner,
-                # What this call wrote itself, without knowing it, has no sequencer.
+                # An epoch that this call, or a call before it, took without knowing it, because
+                # an answer was lost, has no sequencer.
                 owner_before=record.owner_before if known in tried else record.owner,
                 history=_extended(log_id, record, wanted(record)),
             )
@@ -310,7 +336,15 @@ class EpochStore:
             tried.append(after)
             return msgspec.json.encode(after)
 
-        record = await self._change(log_id, decide, (found,))
+        try:
+            record = await self._change(log_id, decide, (found,))
+        except BaseException:
+            if tried:
+                self._unsure[log_id] = tried[-UNKNOWN_MAX:]
+                if len(self._unsure) > UNSURE_MAX:
+                    # The oldest: another node may have its log by now, and this one never asks.
+                    del self._unsure[next(iter(self._unsure))]
+            raise
         return record.next_epoch - 1, record
 
     async def raise_token(self, log_id: int, token: int, holder: str) -> EpochRecord:
@@ -414,13 +448,14 @@ class EpochStore:
         return await self._change(log_id, decide)
 
     async def note_begun(self, log_id: int, epoch: int, time_us: int | None) -> EpochRecord:
-        """Record that all below `epoch` is sealed, and where it begins, before it has a record.
+        """Record that all epochs below `epoch` are sealed, and the time at which `epoch` begins,
+        before it has a record.
 
         A recovery of a lower epoch drops younger records there: otherwise append time would fall
         along the log.
 
         Args:
-            time_us: None where it is not known that nothing below is younger.
+            time_us: None if lower epochs may have younger records.
         Returns:
             The record as stored.
         Raises:
@@ -434,7 +469,7 @@ class EpochStore:
             record = _known(log_id, found)
             if epoch >= record.next_epoch:
                 raise BadSetting(f"log {log_id}: epoch {epoch} was not handed out")
-            # A higher epoch's recovery goes by the bounds that it read. A bound noted after that
+            # The recovery of a higher epoch uses the bounds that it read. A bound noted after that
             # would drop records that it kept.
             if epoch < record.sealed:
                 raise Fenced(f"log {log_id} is sealed by epoch {record.sealed}", record.sealed)
@@ -478,7 +513,7 @@ class EpochStore:
 
 
 def fenced_words(log_id: int, token: int, ruling: int, holder: str) -> str:
-    """Why a fencing token does not do."""
+    """The error text for a fencing token that is too low."""
     by = f", which {holder} holds" if holder else ""
     return f"log {log_id}: fencing token {token} is overtaken by {ruling}{by}; nothing was stored"
 
@@ -540,7 +575,7 @@ def _nodeset_since(
 
 
 def _chars(entry: NodesetSince) -> int:
-    """About as many as an entry has as JSON; never fewer."""
+    """About the number of characters of an entry as JSON, and never fewer."""
     return (
         130
         + 20 * len(entry.wider)
@@ -571,7 +606,8 @@ def _extended(
 
 
 def with_begun(record: EpochRecord, epoch: int, time_us: int) -> tuple[Begun, ...]:
-    """The begin times that bound something: of epochs above an unclean epoch, times rising."""
+    """The begin times that still bound records: those of epochs above an unclean epoch, with rising
+    times."""
     if epoch <= record.clean_epoch + 1:
         return record.begun
     below = [each for each in record.begun if each.epoch < epoch and each.time_us < time_us]

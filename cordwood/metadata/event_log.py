@@ -1,6 +1,6 @@
 """The event log: which nodes are lost, drained, rebuilt and back. Every node reads it.
 
-`EventLog` is what roles see of it. Two keep it:
+Roles use it through `EventLog`. There are two implementations:
 
 - `StoredEventLog`, here, has it in the metadata store as one versioned value: the rebuilding set,
   which is the snapshot of all events so far. An event is applied to the present set and written by
@@ -20,7 +20,7 @@ from typing import Annotated, NamedTuple, Protocol
 
 import msgspec
 
-from cordwood.errors import Retryable
+from cordwood.errors import Corrupt, Retryable
 from cordwood.layout.json_text import read_json
 from cordwood.layout.rebuild_events import Base, is_base, pack_base, pack_set, read_base, read_set
 from cordwood.metadata.change import change_repeatably
@@ -42,10 +42,11 @@ class EventsMoved(Retryable):
 
 
 class AtStart(NamedTuple):
-    """What a node that starts knows.
+    """The rebuilding set, as far as a node that starts knows it.
 
     Attributes:
-        is_sure: the set has all events from before the start; else some may be missing.
+        is_sure: whether the set has all events from before the start. Otherwise some may be
+            missing.
     """
 
     set: RebuildingSet
@@ -59,7 +60,7 @@ class _Follower(msgspec.Struct, frozen=True):
 
 
 class EventLog(Protocol):
-    """What roles see of the event log.
+    """The event log, as roles use it.
 
     Every call may raise Unreachable or Overloaded (ask again), and Corrupt (the stored set cannot
     be read, or a newer version wrote it).
@@ -72,19 +73,21 @@ class EventLog(Protocol):
         """The set as far as this node has heard, without a question to the event log's nodes."""
 
     async def say(self, event: RebuildEvent) -> Outcome:
-        """Say that something happened; the set with it, and what became of the event.
+        """Add an event. Returns the set with it, and what became of the event.
 
-        An event may be said again. After an answer that was lost it is found done already:
-        UNCHANGED, STALE, or UNKNOWN_NODE for an event that ends an entry.
+        An event may be added again. If the first answer was lost, the second answer is UNCHANGED or
+        STALE, or UNKNOWN_NODE for an event that ends an entry.
         """
 
     async def at_start(self) -> AtStart:
         """The set for a node that is about to start and takes no connections yet."""
 
     async def keep(self) -> None:
-        """Keep what a start goes by, and what the events go on from if the event log loses records.
+        """Store the present set as the base. A start uses the base, and the events go on from it if
+        the event log loses records.
 
-        A node calls it before it counts. Otherwise the set is kept sooner or later.
+        A node calls it before other nodes count on it. At other times the set is stored sooner or
+        later without a call.
 
         Raises:
             Retryable: records are missing, or the event log is being restated: the set of this node
@@ -105,7 +108,8 @@ class StoredEventLog:
         return _decode(found.value if found is not None else None)
 
     async def known(self) -> RebuildingSet:
-        """See `EventLog`. The store is where events are heard of."""
+        """See `EventLog`. It reads the metadata store, because there is no other source of
+        events."""
         return await self.read()
 
     async def at_start(self) -> AtStart:
@@ -113,7 +117,7 @@ class StoredEventLog:
         return AtStart(await self.read(), is_sure=True)
 
     async def keep(self) -> None:
-        """See `EventLog`. A start goes by the set itself."""
+        """See `EventLog`. It does nothing, because a start reads the set itself."""
 
     async def say(self, event: RebuildEvent) -> Outcome:
         """See `EventLog`. Two round trips without a race.
@@ -153,20 +157,32 @@ class StoredEventLog:
     # The base of the replicated event log.
 
     async def read_base(self) -> Base | None:
-        """What the event log goes on from; None while the events are here.
+        """The base from which the event log goes on; None while the events are in the metadata
+        store.
 
         Raises:
-            Unreachable: the metadata store did not answer. Corrupt: see `EventLog`.
+            Unreachable: the metadata store did not answer.
+            Corrupt: see `EventLog`.
         """
         found = await self._store.get(_KEY)
         if found is None or not is_base(found.value):
             return None
         return read_base(found.value)
 
-    async def note_follower(self, node: NodeId, incarnation: int) -> None:
-        """Say that this start of a node follows the event log from the move on.
+    async def read_moved_base(self) -> Base:
+        """The base, for a caller that knows that the events have moved.
 
-        A start of an earlier version says nothing, and has another incarnation.
+        Raises:
+            Unreachable: the metadata store did not answer.
+            Corrupt: it has no base: it is a copy from before the move. Or see `EventLog`.
+        """
+        found = await self._store.get(_KEY)
+        return _moved_base(found.value if found is not None else None)
+
+    async def note_follower(self, node: NodeId, incarnation: int) -> None:
+        """Note that this start of a node follows the event log from the move on.
+
+        A start of an earlier version notes nothing, and has another incarnation.
         """
         said = msgspec.json.encode(_Follower(incarnation))
         key = f"{_FOLLOWERS}{node}"
@@ -208,11 +224,12 @@ class StoredEventLog:
 
         Returns:
             The base from now on. It includes the set unless its fence is above `restated`.
+        Raises:
+            Corrupt: the metadata store is an older copy, see `read_moved_base`.
         """
 
         def decide(found: bytes | None) -> bytes | None:
-            assert found is not None, "events move once, and nothing deletes the base"
-            base = read_base(found)
+            base = _moved_base(found)
             if rebuilding.restated < base.fence or rebuilding.through <= base.set.through:
                 return None
             return pack_base(Base(rebuilding, base.fence))
@@ -232,11 +249,12 @@ class StoredEventLog:
             tail: LSN of the event log's tail, as its sequencer told it.
         Returns:
             The base. All that is in its set must be in the restated set.
+        Raises:
+            Corrupt: the metadata store is an older copy, see `read_moved_base`.
         """
 
         def decide(found: bytes | None) -> bytes | None:
-            assert found is not None, "events move once, and nothing deletes the base"
-            base = read_base(found)
+            base = _moved_base(found)
             return None if base.fence >= tail else pack_base(Base(base.set, tail))
 
         stored = await change_repeatably(self._store, _KEY, decide)
@@ -250,6 +268,17 @@ def _decode(value: bytes | None) -> RebuildingSet:
     if is_base(value):
         raise EventsMoved("the events of lost nodes are in the event log, and not here")
     return read_set(value)
+
+
+def _moved_base(value: bytes | None) -> Base:
+    """The base, once the events have moved: they move once, and nothing deletes the base."""
+    if value is None or not is_base(value):
+        raise Corrupt(
+            "the metadata store has no base of the event log, and the events of lost nodes have "
+            "moved there: it is an older copy, from before the move. Bring back the metadata store "
+            "that has the base (`rebuilding/set`)"
+        )
+    return read_base(value)
 
 
 def _followed_since(key: str, value: bytes) -> int:

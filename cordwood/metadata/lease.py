@@ -1,8 +1,10 @@
-"""Leases on a store that cannot see its users die: entries with a time on them.
+"""Leases on a store that cannot notice the death of its users: entries with an end time.
 
-A holder writes until when it holds; others take it over once that time is past by the
-clock. Clocks that disagree make a lease longer or shorter, and leases are hints. A time
-further ahead than any lease goes (a clock was set back) counts as past.
+A holder writes the time at which its lease ends. Others take the lease over when that time has
+passed by the clock. Clocks that disagree make a lease longer or shorter; this is safe, because
+leases are hints. A time further ahead than the longest lease (a clock was set back) counts as past.
+A holder that drops its lease removes the entry. If an earlier write of the entry had no answer and
+comes only then, the lease is there again and ends after its time.
 
 Source: docs/design.md §6 ("ephemerals are leases").
 """
@@ -13,8 +15,10 @@ from collections.abc import Callable
 
 import msgspec
 
+from cordwood.errors import OutcomeUnknown, Overloaded, Unreachable
 from cordwood.layout.json_text import read_json
-from cordwood.metadata.change import change_repeatably
+from cordwood.metadata.change import RACES_MAX, UNKNOWN_MAX, change_repeatably
+from cordwood.metadata.pages import pages
 from cordwood.metadata.store import LEASE_TTL_MAX_S, MetadataStore, check_lease, check_prefix
 
 HOLDER_BYTES = 8
@@ -65,20 +69,34 @@ class EntryLeases:
     async def drop(self, key: str) -> None:
         """See `MetadataStore.drop_lease`."""
         check_lease(key, b"", 1)
-
-        def decide(found: bytes | None) -> bytes | None:
-            if found is None or _decode(key, found).holder != self._holder:
-                return None
-            return msgspec.json.encode(_Lease(self._holder, 0, b""))
-
-        await change_repeatably(self._store, _PREFIX + key, decide)
+        unknowns = 0
+        for _ in range(RACES_MAX):
+            found = await self._store.get(_PREFIX + key)
+            if found is None or _decode(key, found.value).holder != self._holder:
+                return
+            try:
+                # Number: every log and ledger that ever had work had a lease, so an entry that
+                # says that it has ended must not stay.
+                if await self._store.compare_and_set(_PREFIX + key, None, found.version):
+                    return
+            except OutcomeUnknown as error:
+                unknowns += 1
+                if unknowns == UNKNOWN_MAX:
+                    raise Unreachable(f"{error}; it may be asked again") from error
+        raise Overloaded(f"lease {key}: {RACES_MAX} other writers in a row came first")
 
     async def all(self, prefix: str) -> list[tuple[str, bytes]]:
         """See `MetadataStore.leases`."""
         check_prefix(prefix)
-        listed = await self._store.list(_PREFIX + prefix)
-        leases = [(key.removeprefix(_PREFIX), _decode(key, found.value)) for key, found in listed]
-        return [(key, lease.value) for key, lease in leases if self._is_in_force(lease)]
+        leases: list[tuple[str, bytes]] = []
+        # In pages: leases whose holders died stay as entries, and so do those that earlier versions
+        # ended.
+        async for page in pages(self._store, _PREFIX + prefix):
+            for key, found in page:
+                lease = _decode(key, found.value)
+                if self._is_in_force(lease):
+                    leases.append((key.removeprefix(_PREFIX), lease.value))
+        return leases
 
     @property
     def _holder(self) -> str:

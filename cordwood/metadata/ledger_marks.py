@@ -28,12 +28,15 @@ _SWITCH = "ledger-autorecovery"
 _OFF = b"off"
 
 
-class _Value(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class _Value(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """A mark's value; an unknown field is refused: a version without it would drop it."""
 
     nodes: tuple[int, ...]
     since_us: int
     short_from: int = -1
+    gaps: tuple[int, ...] = ()
+    strays: tuple[int, ...] = ()
+    has_more: bool = False
 
 
 class LedgerMarks:
@@ -70,11 +73,32 @@ class LedgerMarks:
         return None if found is None else (_read(key, found.value, ledger), found.version)
 
     async def finish(self, ledger: int, version: int) -> bool:
-        """Take a mark away, if it has this version; whether it did."""
+        """Remove a mark if it has this version. Returns whether it did."""
         try:
             return bool(await self._store.compare_and_set(_key(ledger), None, version))
         except OutcomeUnknown:
-            return False  # it is looked at again
+            return False  # the ledger is checked again
+
+    async def forget_stray(self, ledger: int, node: int) -> None:
+        """Note that a node has an empty disk: it cannot bring an entry back."""
+        key = _key(ledger)
+
+        def without(value: bytes | None) -> bytes | None:
+            mark = None if value is None else _read(key, value, ledger)
+            if mark is None or node not in mark.strays:
+                return None
+            left = tuple(each for each in mark.strays if each != node)
+            return _pack(mark._replace(strays=left))
+
+        await change_repeatably(self._store, key, without)
+
+    async def replace(self, mark: Mark, version: int) -> int | None:
+        """Write a mark if its ledger's mark has this version. Returns the new version; None if the
+        mark changed meanwhile, or if the metadata store does not say whether it wrote."""
+        try:
+            return await self._store.compare_and_set(_key(mark.ledger), _pack(mark), version)
+        except OutcomeUnknown:
+            return None
 
     async def page(self, after: int, limit: int) -> list[int]:
         """Ledgers above `after` that have marks, rising, at most `limit` of them."""
@@ -94,7 +118,7 @@ class LedgerMarks:
         return found is None or found.value != _OFF
 
     async def switch(self, *, on: bool) -> None:
-        """Have marked ledgers repaired from now on, or not."""
+        """Switch the repair of marked ledgers on or off."""
         wanted = b"on" if on else _OFF
         await change_repeatably(
             self._store, _SWITCH, lambda value: None if value == wanted else wanted
@@ -111,4 +135,4 @@ def _pack(mark: Mark) -> bytes:
 
 def _read(key: str, value: bytes, ledger: int) -> Mark:
     found = read_json(value, _Value, key)
-    return Mark(ledger, found.nodes, found.since_us, found.short_from)
+    return Mark(ledger, *msgspec.structs.astuple(found))

@@ -1,4 +1,4 @@
-"""Pages of ledger ids, of entries that are kept by ledger in the metadata store.
+"""Pages of the ids of ledgers that have an entry of some kind in the metadata store.
 
 Short ids have keys of ten digits in three steps, and long ids have keys of nineteen digits in five
 (`layout.ledger_metadata`). Each kind has a prefix of its own, and all short ids are below all long

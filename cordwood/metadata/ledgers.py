@@ -15,6 +15,7 @@ Source: docs/protocol/ledgers.md; docs/sources/bookkeeper.md (a).
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import AsyncIterator
 
@@ -41,9 +42,11 @@ from cordwood.layout.ledger_metadata import (
 from cordwood.layout.message import DoneReply
 from cordwood.layout.message_ledgers import (
     LEDGERS_MAX,
+    AllotLedgerId,
     AskLedger,
     CreateLedger,
     DeleteLedger,
+    LedgerIdReply,
     LedgerMetadataCall,
     LedgerReply,
     LedgersReply,
@@ -69,7 +72,7 @@ IDS_AT_ONCE = 100
 """Ids that a node takes at a time. The rest of them when it ends is never used."""
 
 IDS_OF_A_PAGE = 1024
-"""The ids of which one value has the deletions: it has 128 bytes."""
+"""The number of ids in one value of deletions, which has a bit for each id: 128 bytes."""
 
 TRIES_MAX = 64
 """The most ids in a row that clients chose before."""
@@ -85,10 +88,13 @@ class LedgerMetadataStore:
     def __init__(self, store: MetadataStore) -> None:
         self._store = store
         self._ids = iter(range(0))
+        self._taking_ids = asyncio.Lock()
         self._tiers = False
         self._unreadable: set[int] = set()
 
-    async def answer(self, call: LedgerMetadataCall) -> LedgerReply | LedgersReply | DoneReply:
+    async def answer(
+        self, call: LedgerMetadataCall
+    ) -> LedgerReply | LedgerIdReply | LedgersReply | DoneReply:
         """Execute a client's call.
 
         Raises:
@@ -97,6 +103,8 @@ class LedgerMetadataStore:
         match call:
             case AskLedger():
                 return _reply(await self.get(call.ledger))
+            case AllotLedgerId():
+                return LedgerIdReply(await self.allot())
             case CreateLedger():
                 made = await self.create(call.ledger, read_ledger(call.value))
                 return _reply(made, is_written=True)
@@ -134,8 +142,11 @@ class LedgerMetadataStore:
     async def create(self, ledger: int, metadata: LedgerMetadata) -> Versioned:
         """Make a ledger; with -1 the next free id is its own.
 
+        With an id, a repeat by the same creator gets the ledger of the first call.
+
         Raises:
-            LedgerExists: another ledger has the id, or had it and was deleted.
+            LedgerExists: another ledger has the id, or had it and was deleted. Or the ledger is the
+                creator's, but another client has begun to end it.
             BadSetting: a new ledger is open, has one fragment, and leaves room for its end.
         """
         if metadata.state is not LedgerState.OPEN or len(metadata.fragments) != 1:
@@ -147,7 +158,7 @@ class LedgerMetadataStore:
         if metadata.wants_tier:
             await self._note_main_storage()
         for _ in range(TRIES_MAX):
-            chosen = await self._next_id() if ledger < 0 else ledger
+            chosen = await self.allot() if ledger < 0 else ledger
             try:
                 return await self._create(replace(metadata, ledger=chosen))
             except LedgerExists:
@@ -165,8 +176,13 @@ class LedgerMetadataStore:
         if found is None:
             raise Unreachable(f"ledger {metadata.ledger} may be made a little later; ask again")
         is_ours = bool(metadata.creator) and found.metadata.creator == metadata.creator
-        if not version and not is_ours:  # else an earlier try of the same call made it
+        if not version and not is_ours:  # otherwise an earlier try of the same call made it
             raise LedgerExists(f"there is a ledger {metadata.ledger} already")
+        if found.metadata.state is not LedgerState.OPEN:
+            # Race: after the first call, whose answer was lost. Nobody may write it any more.
+            raise LedgerExists(
+                f"another client ended ledger {metadata.ledger} before its creator knew of it"
+            )
         # Race: asked after the write. A deletion that comes before it has told by now.
         if await self.was_deleted(metadata.ledger):
             await _delete(self._store, key)
@@ -175,22 +191,35 @@ class LedgerMetadataStore:
             )
         return found
 
-    async def _next_id(self) -> int:
-        found = next(self._ids, None)
-        if found is None:
-            taken = 0
+    async def allot(self) -> int:
+        """An id that no other call on any node gets. A client may have chosen it itself.
 
-            def take(value: bytes | None) -> bytes:
-                nonlocal taken
-                taken = int(value or b"0")
-                if taken + IDS_AT_ONCE > LEDGER_MAX:
-                    raise BadSetting("all ids of ledgers are used up")
-                return b"%d" % (taken + IDS_AT_ONCE)
+        Raises:
+            BadSetting: all ids are used up.
+            Unreachable, Overloaded: the metadata store did not answer; ask again.
+        """
+        # Race: calls that find no id left at the same time would each take a hundred, and the
+        # counter would refuse most of them.
+        async with self._taking_ids:
+            found = next(self._ids, None)
+            if found is None:
+                self._ids = iter(await self._take_ids())
+                found = next(self._ids)
+            return found
 
-            await change_repeatably(self._store, _NEXT, take)
-            self._ids = iter(range(taken, taken + IDS_AT_ONCE))
-            found = next(self._ids)
-        return found
+    async def _take_ids(self) -> range:
+        """The next ids of the counter, for this node alone."""
+        taken = 0
+
+        def take(value: bytes | None) -> bytes:
+            nonlocal taken
+            taken = int(value or b"0")
+            if taken + IDS_AT_ONCE > LEDGER_MAX:
+                raise BadSetting("all ids of ledgers are used up")
+            return b"%d" % (taken + IDS_AT_ONCE)
+
+        await change_repeatably(self._store, _NEXT, take)
+        return range(taken, taken + IDS_AT_ONCE)
 
     async def _set(self, call: SetLedger) -> LedgerReply:
         """Replace a value, or return the present one.
@@ -210,7 +239,7 @@ class LedgerMetadataStore:
                 "the call asks for"
             )
         if after.tier is not None:
-            await self._note_main_storage()  # before anything of it can be there
+            await self._note_main_storage()  # before main storage can have any object of it
         try:
             written = await self._store.compare_and_set(_key(call.ledger), call.value, call.version)
         except OutcomeUnknown as error:

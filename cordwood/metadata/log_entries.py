@@ -10,11 +10,12 @@ Source: docs/design.md §6, §11; docs/sources/logdevice.md 1 ("LogsConfig").
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Annotated, TypeVar
 
 import msgspec
 
-from cordwood.errors import LogExists, OutcomeUnknown, Overloaded, UnknownLog
+from cordwood.errors import LogExists, Malformed, OutcomeUnknown, Overloaded, UnknownLog
 from cordwood.layout.json_text import read_json
 from cordwood.log_attributes import LogAttributes
 from cordwood.lsn import LogId
@@ -23,6 +24,12 @@ from cordwood.metadata.log_numbers import LOG_ID_MAX
 from cordwood.metadata.store import MetadataStore, Versioned
 
 Stored = TypeVar("Stored")
+
+NAMES_PREFIX = "logs/"
+"""Before the names of logs, in the keys of their entries."""
+
+IDS_PREFIX = "log_ids/"
+"""Before the numbers of logs, in the keys of their entries."""
 
 _Id = Annotated[int, msgspec.Meta(ge=1, le=LOG_ID_MAX)]
 
@@ -85,7 +92,8 @@ class LogEntries:
         """
         entry = msgspec.json.encode(NameEntry(log_id))
         found = await self._store.get(name_key(name))
-        # By this reading alone: by a second reading, the first might be of a log that came back.
+        # Decide by this reading only. With a second reading, the log of the first reading might
+        # have come back meanwhile.
         if await self._is_taken(name, found, log_id):
             raise exists(name)
         before = found.value if found else None
@@ -100,6 +108,26 @@ class LogEntries:
             await change(self._store, name_key(name), decide, (found,))
         except OutcomeUnknown as error:
             raise OutcomeUnknown(f"log {name} may have been made: {error}") from error
+
+    async def give_up(self, name: str, log_id: LogId, log: LogEntry) -> None:
+        """Mark the entry of a new number as deleted, because another log has its name.
+
+        Listings pass over the number then. An entry that may be a log's stays as it is: if an
+        answer was lost, `claim` does not know that it had the name for a while. A claim that is
+        written later still gives the name to a deleted log, so that the name is free.
+
+        Args:
+            log: the entry as it was described.
+        """
+        found = await self._store.get(id_key(log_id))
+        # Race: the number has a log, which another call renamed or deleted since.
+        if found is None or found.value != msgspec.json.encode(log):
+            return
+        # Race: the other log is gone by now, and the lost claim was written after that.
+        if await self.leads_to(name) == log_id:
+            return
+        gone = msgspec.json.encode(msgspec.structs.replace(log, is_deleted=True))
+        await self._store.compare_and_set(id_key(log_id), gone, found.version)
 
     async def _is_taken(self, name: str, found: Versioned | None, log_id: LogId | None) -> bool:
         """Whether a name's entry, as it was read, leads to another log that was not deleted.
@@ -154,7 +182,7 @@ def name_key(name: str) -> str:
 
 
 def id_key(log_id: int) -> str:
-    return f"log_ids/{log_id}"
+    return f"{IDS_PREFIX}{log_id}"
 
 
 def exists(name: str) -> LogExists:
@@ -167,3 +195,49 @@ def unknown(name: str) -> UnknownLog:
 
 def decode(value: bytes, kind: type[Stored], what: str) -> Stored:
     return read_json(value, kind, f"the metadata of {what}")
+
+
+def numbers_of(unread: Iterable[str]) -> frozenset[int]:
+    """The numbers of the logs that a listing left out; see `log_tree.LogTree.list`."""
+    return frozenset(number for key in unread if (number := _number_in(key)))
+
+
+def number_of(key: str, errors: dict[str, Malformed] | None) -> LogId | None:
+    """The number in the key of an entry; None if there is none and `errors` gets that.
+
+    Raises:
+        Malformed: there is none, and `errors` is None.
+    """
+    number = _number_in(key)
+    if number:
+        return LogId(number)
+    error = Malformed(f"{key} in the metadata store is no log's entry")
+    if errors is None:
+        raise error
+    errors[key] = error
+    return None
+
+
+def _number_in(key: str) -> int:
+    """The number of a log in the key of its entry; 0 for a key that no version wrote."""
+    text = key.removeprefix(IDS_PREFIX)
+    is_number = text.isascii() and text.isdigit() and len(text) <= len(str(LOG_ID_MAX))
+    number = int(text) if is_number else 0
+    return number if number <= LOG_ID_MAX and id_key(number) == key else 0
+
+
+def readable(
+    key: str, value: bytes, kind: type[Stored], what: str, errors: dict[str, Malformed] | None
+) -> Stored | None:
+    """An entry; None if it cannot be read and `errors` is there to get that.
+
+    Raises:
+        Malformed: it cannot be read, and `errors` is None.
+    """
+    try:
+        return decode(value, kind, what)
+    except Malformed as error:
+        if errors is None:
+            raise
+        errors[key] = error
+        return None

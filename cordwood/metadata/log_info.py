@@ -16,9 +16,11 @@ class LogInfo:
     Attributes:
         log_id: its number.
         name: its path, with the leading slash.
-        created_us: creation time, µs since 1970 UTC, by its creator's clock. own: attributes set on
-            the log itself. attributes: all attributes, set or inherited. mark: of the call that
-            created it, "" for none. is_deleted: whether the log is gone, for good.
+        created_us: creation time, µs since 1970 UTC, by its creator's clock.
+        own: attributes set on the log itself.
+        attributes: all attributes, set or inherited.
+        mark: of the call that created it, "" for none.
+        is_deleted: whether the log is gone, for good.
     """
 
     log_id: LogId
@@ -31,5 +33,5 @@ class LogInfo:
 
     @property
     def replication(self) -> Replication:
-        """What new epochs are asked to keep."""
+        """The replication that new epochs should have."""
         return self.attributes.replication

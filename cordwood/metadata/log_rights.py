@@ -1,4 +1,5 @@
-"""The right to change a log: a caller needs the token that guards what the change takes away.
+"""The right to change a log: a caller needs the token that guards the access or the records that
+the change removes.
 
 - If a log has a write token, a caller needs that token to delete, rename or fence the log, and to
   change its tokens or retention. If a log has no write token, every caller may do this.
@@ -10,7 +11,7 @@
 Changes that neither add nor remove access or records (replication, nodeset, spreading and sending
 of blocks) need no token: they are an operator's work, and operators have no tokens of logs.
 
-Nodes ask; a client sends those of its tokens that a log asks for.
+Nodes check this. A client sends those of its tokens that a log demands.
 """
 
 from __future__ import annotations
@@ -29,7 +30,17 @@ renamed."""
 
 
 def anybody(name: str, was: LogAttributes, becomes: LogAttributes | None) -> None:
-    """Lets everything pass: for a caller that stands for the log's owner."""
+    """Allows every change. It is for a caller that acts for the log's owner."""
+
+
+def check_rename(name: str, was: LogAttributes, becomes: LogAttributes, check: Check) -> None:
+    """Check a rename: it removes the name, and inherited attributes change with it.
+
+    Raises:
+        AccessDenied: `check` says so.
+    """
+    check(name, was, None)
+    check(name, was, becomes)
 
 
 def who_has(tokens: Iterable[str]) -> Check:

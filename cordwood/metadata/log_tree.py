@@ -10,7 +10,8 @@ that the second one alone decides: a rename or a deletion is one write to it. If
 another name, a rename stopped half-way: the name leads to no log, and repeating the rename or
 deleting the name frees it. `next_log_id` is the counter (see `log_numbers`); `directories` has the
 attributes set on directories, all in one value. Making writes counter, number, name, so that a
-maker that stops on the way leaves a number without a log. `log_changes/latest` is written after
+maker that stops on the way leaves a number without a log; if another maker got the name, the number
+is marked as deleted. Numbers keep their entries for good. `log_changes/latest` is written after
 each change to a log that was there already: nodes watch it, and nothing else of the tree.
 
 Source: docs/design.md §6, §11; docs/sources/logdevice.md 1 ("LogsConfig").
@@ -19,72 +20,60 @@ Source: docs/design.md §6, §11; docs/sources/logdevice.md 1 ("LogsConfig").
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable, Mapping
 
 import msgspec
 
 from cordwood.errors import (
-    BadSetting,
+    CordwoodError,
+    LogExists,
     Malformed,
     OutcomeUnknown,
     Overloaded,
-    UnknownLog,
+    Rejected,
     Unreachable,
 )
 from cordwood.layout.log_names import normalise_directory, normalise_name
 from cordwood.log_attributes import DEFAULTS, LogAttributes, check_attributes, check_whole
 from cordwood.lsn import EVENT_LOG, LogId
 from cordwood.metadata.change import RACES_MAX, UNKNOWN_MAX, change_repeatably
-from cordwood.metadata.log_entries import (
-    LogEntries,
-    LogEntry,
-    NameEntry,
-    Stored,
-    decode,
-    id_key,
-    name_key,
-    unknown,
+from cordwood.metadata.directories import (
+    DIRECTORIES_KEY,
+    Directories,
+    check_below,
+    directories_of,
+    is_at_or_below,
+    is_below,
+    whole_of,
 )
+from cordwood.metadata.log_changes import CHANGES_KEY, count_changes, note_change, one_more
+from cordwood.metadata.log_entries import LogEntries, LogEntry, decode, id_key, unknown
 from cordwood.metadata.log_info import LogInfo
+from cordwood.metadata.log_listing import read_logs
 from cordwood.metadata.log_numbers import LOG_ID_MAX, LogNumbers
-from cordwood.metadata.log_rights import Check, anybody
+from cordwood.metadata.log_rights import Check, anybody, check_rename
 from cordwood.metadata.store import MetadataStore, Versioned
 from cordwood.protocol.event_log import event_log_nodes
 
 RENAMES_MAX = 4
-"""Renames of one log between two readings of it, one after the other; a person makes them."""
+"""The most renames of one log between two readings, one after the other. People make renames, so
+more cannot happen."""
 
 READ_AGAIN = 32
 """Logs that a listing reads again at once, by number, where names and numbers disagree."""
 
+READINGS_MAX = 8
+"""Readings in a row during which directories, or the log that is read, changed. People change
+them, so more cannot happen."""
+
 EVENT_LOG_NAME = "the event log"
 """Its name in messages. No path has this form, so no call finds it by name."""
 
-CHANGES_PREFIX = "log_changes/"
-"""The key to watch for changes of existing logs."""
-
-_CHANGES = "log_changes/latest"
-_DIRECTORIES = "directories"
-
-Directories = dict[str, LogAttributes]
+Infos = list[LogInfo]
+"""A class with a method `list` cannot write that itself."""
 
 Become = Callable[[LogAttributes], LogAttributes]
-
-
-class _Changes(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """`log_changes/latest`."""
-
-    count: int = 0
-
-
-def is_below(name: str, path: str) -> bool:
-    """Whether attributes set on `path`, a log or a directory, may concern the log `name`."""
-    return name.startswith(path) if path.endswith("/") else name == path
-
-
-def _is_at_or_below(name: str, path: str) -> bool:
-    """Whether a listing of `path`, which is empty for all, shows the log `name`."""
-    return name == path or name.startswith(f"{path}/")
 
 
 class LogTree:
@@ -94,7 +83,8 @@ class LogTree:
     entry cannot be read, or a newer version wrote it).
 
     Args:
-        defaults: what holds where nothing is set on the way up; all attributes.
+        defaults: the value of each attribute that is set neither on a log nor on a directory above
+            it. It has all attributes.
     """
 
     def __init__(self, store: MetadataStore, defaults: LogAttributes = DEFAULTS) -> None:
@@ -130,8 +120,16 @@ class LogTree:
         # Look first, so that a taken name does not cost a number.
         await self._entries.check_free(name)
         log_id = await self._numbers.take()
-        await self._entries.describe(log_id, LogEntry(name, created_us, own, mark=mark))
-        await self._entries.claim(name, log_id)
+        entry = LogEntry(name, created_us, own, mark=mark)
+        await self._entries.describe(log_id, entry)
+        try:
+            await self._entries.claim(name, log_id)
+        except LogExists:
+            # An entry that stays costs each listing a reading. An error here changes nothing for
+            # the caller.
+            with contextlib.suppress(CordwoodError):
+                await self._entries.give_up(name, log_id, entry)
+            raise
         return LogInfo(log_id, name, created_us, own, whole, mark)
 
     async def planned(
@@ -143,7 +141,7 @@ class LogTree:
         """The attributes that a log of this name would have.
 
         Args:
-            was: what a log has that is there already, under another name.
+            was: the attributes of an existing log that has another name now.
         Raises:
             BadSetting: the name or an attribute is wrong.
         """
@@ -153,7 +151,7 @@ class LogTree:
         return whole
 
     async def get(self, name: str) -> LogInfo | None:
-        """A log by name, None if it does not exist. Two round trips.
+        """A log by name, None if it does not exist. Three round trips.
 
         Raises:
             BadSetting: the name is wrong.
@@ -162,7 +160,7 @@ class LogTree:
         log_id = await self._entries.leads_to(name)
         if log_id is None:
             return None
-        log, directories = await asyncio.gather(self._entries.log(log_id), self.directories())
+        log, _, directories = await self._still(log_id)
         return self._info(log_id, log, directories) if log and log.is_at(name) else None
 
     async def by_id(self, log_id: int) -> LogInfo | None:
@@ -171,15 +169,19 @@ class LogTree:
             return await self.event_log()
         if not 1 <= log_id <= LOG_ID_MAX:
             return None
-        # Again where it was renamed between the readings: the name just read has gone.
+        unled = 0
         for _ in range(RENAMES_MAX):
-            log = await self._entries.log(LogId(log_id))
-            # Its maker may have stopped, another made the log, or it was deleted since.
-            if log is None or log.is_deleted:
+            log, version, directories = await self._still(LogId(log_id))
+            # Its maker may have stopped, another made the log, or it was deleted since. A log that
+            # is there has its name's lead all the while that its entry does not change.
+            if log is None or log.is_deleted or version == unled:
                 return None
             if await self._entries.leads_to(log.name) == log_id:
-                return self._info(LogId(log_id), log, await self.directories())
-        return None
+                return self._info(LogId(log_id), log, directories)
+            # Race: if the log was renamed between the readings, the name just read does not lead to
+            # it any more.
+            unled = version
+        raise Overloaded(f"log number {log_id} changed during each of {RENAMES_MAX} readings")
 
     async def is_deleted(self, log_id: int) -> bool:
         """Whether a number that was given out has no log any more, for good. One round trip."""
@@ -189,10 +191,21 @@ class LogTree:
         return log is None or log.is_deleted
 
     async def described(self, log_id: LogId) -> LogInfo | None:
-        """A log by number, for callers that know that it is there, or was. One round trip."""
+        """A log by number, for callers that know that it is there, or was. One round trip.
+
+        If an attribute moves between the log and its directory meanwhile, the caller may get
+        attributes that the log never had: it must hear of that change and ask again.
+        """
         if log_id == EVENT_LOG:
             return await self.event_log()
         log, directories = await asyncio.gather(self._entries.log(log_id), self.directories())
+        return self._info(log_id, log, directories) if log is not None else None
+
+    async def of_one_moment(self, log_id: LogId) -> LogInfo | None:
+        """As `described`, with attributes of one moment. Two round trips."""
+        if log_id == EVENT_LOG:
+            return await self.event_log()
+        log, _, directories = await self._still(log_id)
         return self._info(log_id, log, directories) if log is not None else None
 
     async def event_log(self) -> LogInfo:
@@ -203,67 +216,111 @@ class LogTree:
         own = LogAttributes(replicate_across=scopes, nodeset_size=event_log_nodes(replication))
         return LogInfo(EVENT_LOG, EVENT_LOG_NAME, own=own, attributes=own.over(DEFAULTS))
 
-    async def list(self, prefix: str = "/", *, only_readable: bool = False) -> list[LogInfo]:
+    async def list(
+        self,
+        prefix: str = "/",
+        *,
+        only_readable: bool = False,
+        unread: dict[str, Malformed] | None = None,
+    ) -> list[LogInfo]:
         """Logs at the path `prefix` and below it, by name.
 
         Args:
             only_readable: leave out logs with entries that cannot be read. A newer version may have
                 written them, and its logs must not hold up those of all others.
+            unread: likewise, and it gets the errors of these entries, by their keys. A log that is
+                left out is not deleted: `log_entries.numbers_of` tells which logs these are.
         Raises:
-            BadSetting: the path is wrong, or too many logs are there.
+            BadSetting: the path is wrong.
+            Overloaded: directories changed all the time.
         """
         path = "" if prefix in ("", "/") else normalise_name(prefix.removesuffix("/"))
-        names, logs, directories = await asyncio.gather(
-            self._store.list(name_key(path) if path else "logs/"),
-            self._store.list("log_ids/"),
-            self.directories(),
-        )
-        infos: dict[str, LogInfo] = {}
-        leads: dict[str, LogId] = {}
-        for key, found in names:
-            name = key.removeprefix("logs")
-            if _is_at_or_below(name, path):
-                lead = _readable(found.value, NameEntry, f"log {name}", only_readable)
-                if lead is not None:
-                    leads[name] = LogId(lead.log_id)
-        # Names and numbers are read apart: a log that was made or renamed between the two
-        # readings, or while one went on, is at no name that leads to it.
-        torn = set(leads.values())
-        for key, found in logs:
-            log = _readable(found.value, LogEntry, key, only_readable)
-            log_id = LogId(int(key.removeprefix("log_ids/")))
-            if log is None:
-                torn.discard(log_id)
-            elif log.is_deleted or leads.get(log.name) == log_id:
-                torn.discard(log_id)
-                if not log.is_deleted:
-                    infos[log.name] = self._info(log_id, log, directories)
-            elif _is_at_or_below(log.name, path):
-                torn.add(log_id)
-        again = sorted(torn)
-        for start in range(0, len(again), READ_AGAIN):
-            some = again[start : start + READ_AGAIN]
-            asked = (self._by_id_if_readable(log_id, only_readable) for log_id in some)
-            for info in await asyncio.gather(*asked):
-                if info is not None and _is_at_or_below(info.name, path):
-                    infos[info.name] = info
+        takes_unread = only_readable or unread is not None
+        found = await self._store.get(DIRECTORIES_KEY)
+        for _ in range(READINGS_MAX):
+            errors: dict[str, Malformed] | None = {} if takes_unread else None
+            infos = await self._listed(path, directories_of(found), errors)
+            # Race: an attribute may move between a log and its directory while the logs are read.
+            # Together they would give attributes that the log never had, and retention would trim
+            # by them.
+            before, found = found, await self._store.get(DIRECTORIES_KEY)
+            if (before and before.version) == (found and found.version):
+                if unread is not None:
+                    unread |= errors or {}
+                return infos
+        raise Overloaded(f"directories changed during each of {READINGS_MAX} listings")
+
+    async def _listed(
+        self, path: str, directories: Directories, errors: dict[str, Malformed] | None
+    ) -> Infos:
+        """Read the logs at `path` and below it once; see `list`."""
+        found = await read_logs(self._store, path, errors)
+        infos = {
+            log.name: self._info(log_id, log, directories) for log_id, log in found.logs.items()
+        }
+        again = sorted(found.torn)
+        while again:
+            replaced: list[LogId] = []
+            for start in range(0, len(again), READ_AGAIN):
+                some = again[start : start + READ_AGAIN]
+                asked = (self._read_again(each, found.torn.get(each, 0), errors) for each in some)
+                for info in await asyncio.gather(*asked):
+                    if info is not None and is_at_or_below(info.name, path):
+                        # Race: the log that had this name before has another one by now.
+                        before = infos.get(info.name, info).log_id
+                        replaced += {before} - {info.log_id}
+                        infos[info.name] = info
+            again = replaced
         return [infos[name] for name in sorted(infos)]
 
-    async def _by_id_if_readable(self, log_id: LogId, may_fail: bool) -> LogInfo | None:
-        """As `by_id`; None also if an entry cannot be read and `may_fail`."""
+    async def _read_again(
+        self, log_id: LogId, version: int, errors: dict[str, Malformed] | None
+    ) -> LogInfo | None:
+        """Read a log at no name that leads to it again; see `log_listing`."""
+        if version:
+            found = await self._store.get(id_key(log_id))
+            if found is not None and found.version == version:
+                return None
+        return await self._by_id_if_readable(log_id, errors)
+
+    async def _by_id_if_readable(
+        self, log_id: LogId, errors: dict[str, Malformed] | None
+    ) -> LogInfo | None:
+        """As `by_id`; None also if an entry cannot be read and `errors` is there to get that."""
         try:
             return await self.by_id(log_id)
-        except Malformed:
-            if not may_fail:
+        except Malformed as error:
+            if errors is None:
                 raise
+            errors[id_key(log_id)] = error
             return None
+
+    async def _still(self, log_id: LogId) -> tuple[LogEntry | None, int, Directories]:
+        """The entry of a number, its version, and the directories at that moment. Two round trips.
+
+        Raises:
+            Overloaded: they changed all the time.
+        """
+        versions: list[int] = []
+        for _ in range(READINGS_MAX):
+            log, above = await asyncio.gather(
+                self._store.get(id_key(log_id)), self._store.get(DIRECTORIES_KEY)
+            )
+            before, versions = versions, [each.version if each else 0 for each in (log, above)]
+            # Race: an attribute may move between a log and its directory meanwhile. Together they
+            # would give attributes that the log never had: no token, or another's retention.
+            if versions == before:
+                entry = decode(log.value, LogEntry, f"log number {log_id}") if log else None
+                return entry, versions[0], directories_of(above)
+        raise Overloaded(
+            f"log number {log_id} or directories changed during each of {READINGS_MAX} readings"
+        )
 
     # Changing.
 
     async def directories(self) -> Directories:
         """The attributes set on directories, by path. One round trip."""
-        found = await self._store.get(_DIRECTORIES)
-        return decode(found.value, Directories, "directories") if found else {}
+        return directories_of(await self._store.get(DIRECTORIES_KEY))
 
     async def inherited(self, path: str) -> LogAttributes:
         """All attributes of a directory, as set or inherited.
@@ -275,7 +332,7 @@ class LogTree:
 
     async def version(self, log_id: int | None) -> int:
         """Of the entry that setting attributes of a log, None for a directory, changes."""
-        found = await self._store.get(_DIRECTORIES if log_id is None else id_key(log_id))
+        found = await self._store.get(DIRECTORIES_KEY if log_id is None else id_key(log_id))
         return found.version if found else 0
 
     async def set_attributes(
@@ -290,15 +347,16 @@ class LogTree:
         """Set attributes of a log, or, if the path ends with a slash, of a directory.
 
         Args:
-            unset: names of attributes to inherit again. check: the caller's right; see
-                `log_rights`.
-            log_id: the log that the caller means, even if another log has the path by now. version:
-                the version that the caller saw, see `version`; None takes any.
+            unset: names of attributes to inherit again.
+            check: the caller's right; see `log_rights`.
+            log_id: the log that the caller means, even if another log has the path by now.
+            version: the version that the caller saw, see `version`; None takes any.
         Raises:
             Fenced: it has another version.
             AccessDenied: `check` says so.
             UnknownLog: the log does not exist.
-            BadSetting: the path or an attribute is wrong, or some log below could not be so.
+            BadSetting: the path or an attribute is wrong, or some log below could not have these
+                attributes.
         """
         check_attributes(attributes)
 
@@ -353,11 +411,11 @@ class LogTree:
             for info in logs:
                 was = self._whole(info.name, info.own, known)
                 whole = self._whole(info.name, info.own, planned)
-                _check_log(info, whole, was)
+                check_below(info.name, whole, was)
                 check(info.name, was, whole)
             return msgspec.json.encode({k: v for k, v in planned.items() if v.as_set()})
 
-        await change_repeatably(self._store, _DIRECTORIES, decide, version=version)
+        await change_repeatably(self._store, DIRECTORIES_KEY, decide, version=version)
 
     async def delete(
         self, name: str, check: Check = anybody, log_id: int | None = None
@@ -365,9 +423,9 @@ class LogTree:
         """Delete a log: its name is free again, its number is not.
 
         Args:
-            check: the caller's right; see `log_rights`. log_id: the log that the caller means; 0
-                for the remains of a change that stopped half-way. Without it the log that has the
-                name by now.
+            check: the caller's right; see `log_rights`.
+            log_id: the log that the caller means; 0 for the remains of a change that stopped
+                half-way. Without it the log that has the name by now.
         Returns:
             The deleted log; None if a rename had left the name; the log continues under its other
                 name.
@@ -407,7 +465,7 @@ class LogTree:
             AccessDenied: `check` says so.
             UnknownLog: the log does not exist.
             LogExists: the new name is taken.
-            BadSetting: a name is wrong, or the log could not be so there.
+            BadSetting: a name is wrong, or the log could not have its attributes there.
         """
         name, new_name = normalise_name(name), normalise_name(new_name)
         info = await self._meant(name, log_id)
@@ -419,8 +477,9 @@ class LogTree:
         await self.planned(new_name, info.own, info.attributes)
         try:
             await self.move(info.log_id, name, new_name, check)
-        except UnknownLog:
-            # Another call came first. The claim on the new name would be in the way for good.
+        except Rejected:
+            # Another call came first: the log has gone, or asks for a token now. The claim on the
+            # new name would be in the way of others for good.
             await self._entries.remove_name(new_name, info.log_id)
             raise
         return await self._finish_rename(name, new_name, info.log_id)
@@ -461,13 +520,16 @@ class LogTree:
             LogExists: the new name is taken.
             AccessDenied: `check` says so.
         """
-        directories, unknowns = await self.directories(), 0
+        unknowns = 0
         for _ in range(RACES_MAX):
             found = await self._store.get(id_key(log_id))
+            # Order matters: as they are while the entry is as found, or nothing is written. A token
+            # that moved to a directory meanwhile would not be asked for.
+            directories = await self.directories()
             log = decode(found.value, LogEntry, f"log {name}") if found else None
             if found is None or log is None:
                 raise unknown(name)
-            # What an earlier try wrote, of which the store did not say whether it did.
+            # The entry that an earlier try of unknown outcome may have written.
             if log.is_deleted if new_name is None else log.is_at(new_name):
                 return
             if not log.is_at(name):
@@ -479,7 +541,7 @@ class LogTree:
             else:
                 # Before the new name is claimed, which would be in the way of others for good.
                 becomes = self._whole(new_name, log.attributes, directories)
-                _check_rename(name, was, becomes, check)
+                check_rename(name, was, becomes, check)
                 await self._entries.claim(new_name, log_id)
                 changed = msgspec.structs.replace(log, name=new_name)
             value = msgspec.json.encode(changed)
@@ -496,17 +558,11 @@ class LogTree:
 
     async def note_change(self) -> None:
         """Tell watchers that a log or a directory changed."""
-
-        def decide(found: bytes | None) -> bytes:
-            count = decode(found, _Changes, _CHANGES).count if found else 0
-            return msgspec.json.encode(_Changes(count + 1))
-
-        await change_repeatably(self._store, _CHANGES, decide)
+        await note_change(self._store)
 
     async def changes(self) -> int:
         """The number of changes so far. One round trip."""
-        found = await self._store.get(_CHANGES)
-        return decode(found.value, _Changes, _CHANGES).count if found else 0
+        return await count_changes(self._store)
 
     # Entries.
 
@@ -516,35 +572,7 @@ class LogTree:
         return LogInfo(log_id, log.name, log.created_us, own, whole, log.mark, log.is_deleted)
 
     def _whole(self, path: str, own: LogAttributes, directories: Directories) -> LogAttributes:
-        whole = self._defaults
-        # By length, so that directories nearer to the log come later.
-        for directory in sorted(directories, key=len):
-            if path.startswith(directory):
-                whole = directories[directory].over(whole)
-        return own.over(whole)
-
-
-def _readable(value: bytes, kind: type[Stored], what: str, may_fail: bool) -> Stored | None:
-    """An entry; None if it cannot be read and `may_fail`."""
-    try:
-        return decode(value, kind, what)
-    except Malformed:
-        if not may_fail:
-            raise
-        return None
-
-
-def _check_rename(name: str, was: LogAttributes, becomes: LogAttributes, check: Check) -> None:
-    """A rename removes the name, and inherited attributes change with it."""
-    check(name, was, None)
-    check(name, was, becomes)
-
-
-def _check_log(info: LogInfo, whole: LogAttributes, was: LogAttributes) -> None:
-    try:
-        check_whole(whole, was)
-    except BadSetting as error:
-        raise BadSetting(f"{info.name} could not be so: {error}") from None
+        return whole_of(path, own, directories, self._defaults)
 
 
 def root_attributes(attributes: LogAttributes, known: Mapping[str, Versioned]) -> dict[str, bytes]:
@@ -553,9 +581,8 @@ def root_attributes(attributes: LogAttributes, known: Mapping[str, Versioned]) -
     Args:
         known: the store's present value.
     """
-    found = known.get(_CHANGES)
-    count = decode(found.value, _Changes, _CHANGES).count if found else 0
+    found = known.get(CHANGES_KEY)
     return {
-        _DIRECTORIES: msgspec.json.encode({"/": attributes}),
-        _CHANGES: msgspec.json.encode(_Changes(count + 1)),
+        DIRECTORIES_KEY: msgspec.json.encode({"/": attributes}),
+        CHANGES_KEY: one_more(found.value if found else None),
     }

@@ -22,10 +22,10 @@ from typing import Annotated, NamedTuple, Protocol
 
 import msgspec
 
-from cordwood.errors import BadSetting, Malformed, NotOurCluster, Rejected
+from cordwood.errors import BadSetting, Fenced, Malformed, NotOurCluster, Rejected
 from cordwood.host.address import split_address
 from cordwood.layout.json_text import read_json
-from cordwood.metadata.change import change_repeatably
+from cordwood.metadata.change import Decide, change_repeatably
 from cordwood.metadata.store import MetadataStore
 from cordwood.nodes import FILL_MAX, SCOPES, Authority, Member, NodeId
 from cordwood.quorum.authority import may_become
@@ -256,15 +256,27 @@ class Membership:
 
         await change_repeatably(self._store, _key(node_id), decide)
 
+    async def version(self, node_id: NodeId) -> int:
+        """The version of a node's entry, 0 if it never registered. Any change gives another."""
+        found = await self._store.get(_key(node_id))
+        return 0 if found is None else found.version
+
     async def set_authority(
-        self, node_id: NodeId, authority: Authority, expected: Authority | None = None
+        self,
+        node_id: NodeId,
+        authority: Authority,
+        expected: Authority | None = None,
+        if_version: int = 0,
     ) -> Member:
         """Set the authoritative status of a node's data.
 
         Args:
             expected: its status before; None is anything.
+            if_version: the version of the entry before; 0 is anything. A status may have come and
+                gone since an order was given.
         Raises:
             BadSetting: the node never registered.
+            Fenced: the entry has another version, and the status is not set already.
             Rejected: its status is not `expected`, or the new status cannot follow its status
                 (`quorum.authority.may_become`).
         """
@@ -288,9 +300,7 @@ class Membership:
                 )
             return msgspec.json.encode(msgspec.structs.replace(entry, authority=authority))
 
-        stored = await change_repeatably(self._store, _key(node_id), decide)
-        assert stored is not None, "the entry was there"
-        return parse_member(node_id, stored)
+        return await self._obey(node_id, decide, if_version)
 
     async def set_fill(self, node_id: NodeId, fill: int) -> None:
         """Note how full a node's disk is.
@@ -312,11 +322,14 @@ class Membership:
 
         await change_repeatably(self._store, _key(node_id), decide)
 
-    async def set_storage(self, node_id: NodeId, *, read_only: bool) -> Member:
+    async def set_storage(self, node_id: NodeId, *, read_only: bool, if_version: int = 0) -> Member:
         """Make a node read-only, or end this. The setting survives restarts of the node.
 
+        Args:
+            if_version: as in `set_authority`.
         Raises:
             BadSetting: the node never registered.
+            Fenced: the entry has another version, and it is not set already.
         """
 
         def decide(found: bytes | None) -> bytes | None:
@@ -327,7 +340,22 @@ class Membership:
                 return None
             return msgspec.json.encode(msgspec.structs.replace(entry, read_only=read_only))
 
-        stored = await change_repeatably(self._store, _key(node_id), decide)
+        return await self._obey(node_id, decide, if_version)
+
+    async def _obey(self, node_id: NodeId, decide: Decide, if_version: int) -> Member:
+        """Carry out an order that was given when the entry had a version; 0 for any."""
+        key = _key(node_id)
+        try:
+            stored = await change_repeatably(self._store, key, decide, version=if_version or None)
+        except Fenced as error:
+            found = await self._store.get(key)
+            stored = None if found is None else found.value
+            # Another try of the order may have carried it out.
+            if decide(stored) is not None:
+                raise Fenced(
+                    f"the entry of node {node_id} was changed since this order was given: look "
+                    "again before you give it again"
+                ) from error
         assert stored is not None, "the entry was there"
         return parse_member(node_id, stored)
 

@@ -1,13 +1,13 @@
-"""The metadata store's twin in memory, for the simulator.
+"""The metadata store in memory, for the simulator.
 
-`MemoryData` is what lasts: it outlives simulated crashes, as a metadata store
-outlives its users. `MemoryMetadata` is a way to it, with that way's delay, outage
-and loss of answers; all nodes may share one, or each have its own to the same data.
+`MemoryData` has the contents: it outlives simulated crashes, as a metadata store outlives its
+users. `MemoryMetadata` is a way to it, with that way's delay, outage and loss of answers; all nodes
+may share one, or each have its own to the same data.
 
 A compare-and-set with a lost answer never happened, happened, or happens later, after its caller
-got OutcomeUnknown and perhaps tried again: careless callers do not survive the last case. Later
-writes wait in a list and are applied, in the order of their times, by the first call that could
-tell the difference; no task waits for them.
+got OutcomeUnknown and perhaps tried again: the last case finds callers that do not allow for it.
+Later writes wait in a list and are applied, in the order of their times, by the first call that
+could tell the difference; no task waits for them.
 
 Waiting is `asyncio.sleep` and chance is the caller's, so one seed gives one run.
 
@@ -26,6 +26,7 @@ from cordwood.metadata.lease import EntryLeases
 from cordwood.metadata.store import (
     Keys,
     Leases,
+    Page,
     Versioned,
     check_key,
     check_listed,
@@ -46,8 +47,8 @@ LATE_S_MAX = 10.0
 """How long after its caller gave up a write may still come: time for many more tries."""
 
 WATCH_POLL_S = 0.25
-"""The longest that a watch takes to hear of a write: as on SQLite, which is polled. Here
-nothing is: in a simulation, watches of nothing would be a quarter of all that happens."""
+"""The longest that a watch takes to hear of a write: as on SQLite, where watches poll. Here no
+watch polls: in a simulation, polls without news would be a quarter of all events."""
 
 LATE_WRITES_MAX = 1_000
 """Late writes whose callers gave up; further ones are dropped, as a store would do."""
@@ -69,7 +70,7 @@ class LateWrite:
 
 
 class MemoryData:
-    """A store's contents. Its methods are instants: no call comes between.
+    """A store's contents. Each method takes effect at one instant: no other call comes between.
 
     Attributes:
         values: by key.
@@ -144,7 +145,7 @@ class MemoryMetadata:
         delay_s: shortest and longest time of a call, in s; drawn for each.
         is_out: while set, no call is answered. Reads end as Unreachable, and writes so or
             as OutcomeUnknown.
-        answer_loss: share of writes, 0 to 1, with a lost answer although nothing is out.
+        answer_loss: share of writes, 0 to 1, that lose their answer although the store is not out.
     """
 
     def __init__(
@@ -162,7 +163,7 @@ class MemoryMetadata:
         self._deadline_s = deadline_s
         self._closed = False
         self._is_out = False
-        self._leases = EntryLeases(self, _loop_us, chance.randbytes)
+        self._leases = EntryLeases(self, loop_us, chance.randbytes)
 
     @property
     def is_out(self) -> bool:
@@ -193,9 +194,13 @@ class MemoryMetadata:
 
     async def keys_after(self, prefix: str, after: str, limit: int) -> Keys:
         """See `MetadataStore`."""
+        return [key for key, _ in await self.page(prefix, after, limit)]
+
+    async def page(self, prefix: str, after: str, limit: int) -> Page:
+        """See `MetadataStore`."""
         check_page(prefix, limit)
         back_s = await self._go()
-        found = [key for key, _ in self.data.listed(prefix) if key > after]
+        found = [each for each in self.data.listed(prefix) if each[0] > after]
         await asyncio.sleep(back_s)
         return found[:limit]
 
@@ -245,7 +250,7 @@ class MemoryMetadata:
         self.data.tell_watches()
 
     def _set(self, key: str, value: bytes | None, expected: int) -> int | None:
-        """The instant at which a write takes effect, whether its caller hears of it or not."""
+        """Carry out a write at this instant, whether or not its caller gets the answer."""
         return self.data.compare_and_set(key, value, expected)
 
     async def _go(self) -> float:
@@ -284,5 +289,6 @@ class MemoryMetadata:
         raise OutcomeUnknown(f"the metadata store did not answer a write of {key}")
 
 
-def _loop_us() -> int:
+def loop_us() -> int:
+    """The running loop's clock, in µs: the clock that all users of one store share."""
     return round(asyncio.get_running_loop().time() * 1e6)

@@ -72,8 +72,8 @@ class Publications:
     ) -> None:
         """
         Args:
-            draw: gives that number of random bits. group_bytes_max: bound of an atomic group on
-                this node.
+            draw: gives that number of random bits.
+            group_bytes_max: bound of an atomic group on this node.
         """
         self._store = store
         self._draw = draw
@@ -95,7 +95,8 @@ class Publications:
         return _decode(query, found.value if found else None)
 
     async def settled(self) -> dict[int, int]:
-        """The last commit that all its logs hold, by the query's producer. One round trip."""
+        """By the query's producer, the last commit of the query that is in all its logs. One round
+        trip."""
         found: dict[int, int] = {}
         for key, stored in await self._store.list(_PREFIX):
             entry = _read_entry(stored.value, f"the query at {key}")

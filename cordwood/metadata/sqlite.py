@@ -14,6 +14,9 @@ write that reached the disk can end as OutcomeUnknown.
 The file is one of Cordwood's if its `application_id` says so; `user_version` is the
 version of the tables. An empty file is a new one.
 
+A file that was replaced while it was open, or whose counter went back, is not used any more: other
+processes may have another file at the same path, and both would hand out the same epochs.
+
 Source: docs/design.md §6; sqlite.org, "WAL", "PRAGMA", "Result and Error Codes".
 """
 
@@ -47,6 +50,7 @@ from cordwood.metadata.store import (
     LIST_KEYS_MAX,
     Keys,
     Leases,
+    Page,
     Versioned,
     check_key,
     check_listed,
@@ -79,8 +83,8 @@ WAIT_SHARE = 0.8
 """Part of the deadline that may go by waiting; the rest is for the disk."""
 
 CALLS_AT_ONCE = 256
-"""With the host's threads, which other rooms need too; calls that are done together need no
-more."""
+"""The most calls in the host's threads at the same time. Other rooms need these threads too, and
+calls that are done together need no more."""
 
 CALLS_MAX = 16_384
 """The most calls that wait. A thousand logs made at once are twelve thousand calls, a few
@@ -168,6 +172,9 @@ class SqliteMetadata:
         # Guarded by the lock.
         self._connection: sqlite3.Connection | None = None
         self._closed = False
+        # Of the file as it was first opened: its device and inode, and its highest version so far.
+        self._file: tuple[int, int] | None = None
+        self._version = 0
 
     async def get(self, key: str) -> Versioned | None:
         """See `MetadataStore`."""
@@ -185,6 +192,11 @@ class SqliteMetadata:
         """See `MetadataStore`."""
         check_page(prefix, limit)
         return await self._run(lambda db: read_keys_after(db, prefix, after, limit))
+
+    async def page(self, prefix: str, after: str, limit: int) -> Page:
+        """See `MetadataStore`."""
+        check_page(prefix, limit)
+        return await self._run(lambda db: _read_page(db, prefix, after, limit))
 
     async def compare_and_set(self, key: str, value: bytes | None, expected: int) -> int | None:
         """See `MetadataStore`."""
@@ -230,7 +242,7 @@ class SqliteMetadata:
         """Do `work` in a thread, beside others.
 
         Args:
-            write: which write it is, in words; None for what changes nothing.
+            write: the write in words, for errors; None for a call that changes nothing.
         Raises:
             OutcomeUnknown: a write was begun and did not return in time.
             Unreachable: nothing was done in time.
@@ -277,18 +289,21 @@ class SqliteMetadata:
         elif self._calls.give_up(call):
             raise Unreachable(f"{self._path}: calls before this one have not returned")
         if call.state is not State.ENDED:
-            # Given up, or with the disk.
+            # The call was given up, or the disk still works at it.
             raise TimeoutError
         if isinstance(call.answer, BaseException):
             raise call.answer
         return call.answer
 
     def _do(self, calls: Calls) -> None:
-        """Do these, the writes among them in one transaction; errors become ours."""
+        """Carry out calls, with all writes in one transaction. SQLite's errors become errors of
+        Cordwood."""
         at = calls[0]
         try:
+            self._check_file()
             db = self._connection or self._open(at.wait_until)
             _wait_for_others(db, at.wait_until)
+            self._check_version(_last_version(db))
             for at in calls:
                 if not at.is_write:
                     self._calls.end(at, at.work(db))
@@ -341,6 +356,31 @@ class SqliteMetadata:
             return Unreachable(f"{self._path}: a commit failed; nothing of this was written")
         return OutcomeUnknown(f"{self._path}: a commit failed: {error}")
 
+    def _check_file(self) -> None:
+        """Check that the path leads to the file that was opened first, if one was.
+
+        Raises:
+            Unreachable: it does not.
+        """
+        if self._file is not None and _file_at(self._path) != self._file:
+            raise Unreachable(
+                f"{self._path} was moved, removed or replaced while it was open: stop all nodes, "
+                "and bring back the file that they had"
+            )
+
+    def _check_version(self, version: int) -> None:
+        """Check that the newest version is not below one that was seen before.
+
+        Raises:
+            Unreachable: it is.
+        """
+        if version < self._version:
+            raise Unreachable(
+                f"{self._path} is an older copy: its newest version is {version}, and it was "
+                f"{self._version}. Stop all nodes, and bring back the metadata store that ran last"
+            )
+        self._version = version
+
     def _open(self, wait_until: float) -> sqlite3.Connection:
         if self._closed:
             raise Closed(f"the metadata store {self._path} was closed")
@@ -363,6 +403,8 @@ class SqliteMetadata:
                 ) from error
             raise
         self._connection = db
+        if self._file is None:
+            self._file = _file_at(self._path)
         return db
 
     def _prepare(self, db: sqlite3.Connection, wait_until: float) -> None:
@@ -389,6 +431,15 @@ class SqliteMetadata:
             db.close()
 
 
+def _file_at(path: str) -> tuple[int, int] | None:
+    """The device and inode of the file at a path; None if no file is there."""
+    try:
+        found = os.stat(path)
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
+
+
 def _get(db: sqlite3.Connection, key: str) -> Versioned | None:
     row = db.execute("SELECT value, version FROM entry WHERE key = ?", (key,)).fetchone()
     return None if row is None else Versioned(row[0], row[1])
@@ -411,14 +462,24 @@ def _list(db: sqlite3.Connection, prefix: str) -> list[tuple[str, Versioned]]:
 
 def read_keys_after(db: sqlite3.Connection, prefix: str, after: str, limit: int) -> Keys:
     """Keys with a prefix that come after a key, at most `limit` of them, in order."""
+    return [row[0] for row in _rows_after(db, "key", prefix, after, limit)]
+
+
+def _read_page(db: sqlite3.Connection, prefix: str, after: str, limit: int) -> Page:
+    rows = _rows_after(db, "key, value, version", prefix, after, limit)
+    return [(key, Versioned(value, version)) for key, value, version in rows]
+
+
+def _rows_after(
+    db: sqlite3.Connection, columns: str, prefix: str, after: str, limit: int
+) -> sqlite3.Cursor:
     # Trap: of two lower bounds SQLite's index takes the first, and reads all keys up to the other.
     # Each page of a long list would cost as much as all pages before it.
     lower, least = (">", after) if after >= prefix else (">=", prefix)
-    rows = db.execute(
-        f"SELECT key FROM entry WHERE key {lower} ? AND key < ? ORDER BY key LIMIT ?",
+    return db.execute(
+        f"SELECT {columns} FROM entry WHERE key {lower} ? AND key < ? ORDER BY key LIMIT ?",
         (least, prefix + "\x7f", limit),
     )
-    return [row[0] for row in rows]
 
 
 def _compare_and_set(
@@ -499,7 +560,7 @@ def _code(error: sqlite3.Error) -> int:
 
 
 def _translate(error: sqlite3.Error, path: str) -> CordwoodError:
-    """Ours for an error of SQLite's before any commit: nothing was written."""
+    """Cordwood's error for an error of SQLite before any commit: nothing was written."""
     code = _code(error)
     if code in _BUSY:
         return Unreachable(f"{path} is locked by another process")

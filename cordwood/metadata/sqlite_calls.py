@@ -1,4 +1,5 @@
-"""The calls that wait for a SQLite connection, and the choice of those that are done together.
+"""The queue of calls that wait for a SQLite connection, and the choice of calls that are done
+together.
 
 A commit is a sync of the disk, some milliseconds; its size hardly matters. So the call that gets
 the connection takes the waiting calls along, and one commit serves all their writes. Each call
@@ -37,10 +38,11 @@ class SqliteCall:
     """One call on the connection.
 
     Attributes:
-        work: the work; for a write, within a transaction that other calls may share. is_write:
-            whether it may change anything. wait_until: of `time.monotonic`: a call not begun by
-            then never begins. state: guarded by the calls' lock. answer: the outcome once it has
-            ended: a value, or an error to raise.
+        work: the work; for a write, within a transaction that other calls may share.
+        is_write: whether it may change anything.
+        wait_until: of `time.monotonic`: a call not begun by then never begins.
+        state: guarded by the calls' lock.
+        answer: the outcome once it has ended: a value, or an error to raise.
     """
 
     __slots__ = ("answer", "is_write", "state", "wait_until", "work")
@@ -61,7 +63,7 @@ class SqliteCalls:
         self._waiting: deque[SqliteCall] = deque()
 
     def add(self, call: SqliteCall) -> None:
-        """`call` waits from now on."""
+        """Let `call` wait from now on."""
         self._waiting.append(call)
 
     def take(self, first: SqliteCall) -> list[SqliteCall]:
@@ -83,7 +85,7 @@ class SqliteCalls:
             return taken
 
     def put_back(self, calls: list[SqliteCall]) -> None:
-        """These calls failed without a fault of their own: each runs by itself."""
+        """Put calls back that failed because of another call. Each of them then runs by itself."""
         with self._guard:
             for call in calls:
                 if call.state is State.BEGUN:
@@ -95,7 +97,7 @@ class SqliteCalls:
             call.answer, call.state = answer, State.ENDED
 
     def give_up(self, call: SqliteCall) -> bool:
-        """Its caller gave up; whether this came in time, so that the call never begins."""
+        """Give a call up. Returns whether this came in time, so that the call never begins."""
         with self._guard:
             if call.state is State.WAITING:
                 call.state = State.GIVEN_UP

@@ -8,8 +8,8 @@ after a delete: a compare-and-set can never succeed on a value that was replaced
 and put back, or deleted and made again.
 
 Watches and leases are hints: a watcher reads the entries again, and two holders may have a lease
-for a moment (a process that slept does not know that its lease ran out). What must be right rests
-on compare-and-set.
+for a moment (a process that slept does not know that its lease ran out). Decisions that must be
+right use compare-and-set.
 
 Source: docs/design.md §6.
 """
@@ -23,20 +23,21 @@ from typing import Protocol
 from cordwood.errors import BadSetting
 
 KEY_BYTES_MAX = 512
-"""A log's name (255 bytes) under a prefix, with room."""
+"""The longest key: a log's name (255 bytes) under a prefix, with some space left."""
 
 VALUE_BYTES_MAX = 1_000_000
-"""ZooKeeper takes requests under 1 MiB by default, path and all; every backend holds what
-any can."""
+"""The largest value. ZooKeeper takes requests under 1 MiB by default, with the path, and all
+backends have the same bound."""
 
 LIST_KEYS_MAX = 100_000
-"""An answer that one process can hold; a store with more needs paging, not a longer list."""
+"""The most keys of one listing: an answer that fits into the memory of one process. A caller with
+more keys must read pages."""
 
 LEASE_BYTES_MAX = 1024
 """The holder, and its address."""
 
 LEASE_TTL_MAX_S = 3600.0
-"""A lease names the present worker on something; lasting facts are entries."""
+"""The longest lease. A lease names the present holder of a task; lasting facts are entries."""
 
 DEADLINE_S = 5.0
 """Deadline of one call: far above a synced write, far below a person's patience."""
@@ -59,6 +60,10 @@ class Versioned:
 
     value: bytes
     version: int
+
+
+Page = list[tuple[str, Versioned]]
+"""Keys, sorted, and their entries."""
 
 
 class MetadataStore(Protocol):
@@ -108,6 +113,9 @@ class MetadataStore(Protocol):
             BadSetting: no key begins so, or the limit is out of range.
         """
 
+    async def page(self, prefix: str, after: str, limit: int) -> Page:
+        """As `keys_after`, with the entries. Each is of some moment during the call."""
+
     async def changed(self, prefix: str, seen: int | None, timeout_s: float) -> int:
         """Wait until something under `prefix` may have changed since `seen`.
 
@@ -127,9 +135,9 @@ class MetadataStore(Protocol):
         """Take or renew a lease. Leases have keys of their own, apart from values'.
 
         Args:
-            value: what `leases` tells others of its holder, LEASE_BYTES_MAX at most.
-            ttl_s: how long it lasts from now on, up to LEASE_TTL_MAX_S. A backend that sees
-                its holder live (ZooKeeper) keeps it that long, and lets it go soon after.
+            value: the information about the holder that `leases` returns, LEASE_BYTES_MAX at most.
+            ttl_s: how long it lasts from now on, up to LEASE_TTL_MAX_S. On a backend that sees its
+                holder live (ZooKeeper) it also ends soon after its holder.
         Returns:
             Whether this store holds it now; False if another store holds it.
         Raises:
@@ -139,10 +147,10 @@ class MetadataStore(Protocol):
         """
 
     async def drop_lease(self, key: str) -> None:
-        """Let a lease go, if this store holds it.
+        """End a lease, if this store holds it.
 
         Raises:
-            Unreachable, Overloaded, BadSetting: as for `take_lease`.
+            Unreachable, Overloaded, BadSetting: as for `take_lease`. The lease ends after its time.
         """
 
     async def leases(self, prefix: str) -> Leases:
@@ -153,7 +161,7 @@ class MetadataStore(Protocol):
         """
 
     async def close(self) -> None:
-        """Let the store go; later calls raise Closed. Safe to call twice."""
+        """Close the store. Later calls raise Closed. Safe to call twice."""
 
 
 def check_key(key: str) -> None:

@@ -1,9 +1,9 @@
 """The stored form of a key in ZooKeeper, and the judgement of a write with unknown outcome.
 
-ZooKeeper compares how often a path was written since it was made, so a path that was
-removed and made anew would pass for the old path. Hence no path is ever removed: a deleted key
-leaves a mark, and a path that only leads to others is empty. So a path's `data_version` stands for
-one content for ever, and so does its zxid::
+ZooKeeper compares the number of writes to a path since it was made. So a path that was removed and
+made again could pass for the old path. Hence no path is ever removed: a deleted key leaves a mark,
+and a path that only leads to others is empty. So a path's `data_version` stands for one content for
+ever, and so does its zxid::
 
     offset  bytes
     0       1      VALUE or DELETED

@@ -1,4 +1,4 @@
-"""Which metadata store a cluster has, as people write it: a file, or an ensemble.
+"""Reads the address of a cluster's metadata store: a file, or a ZooKeeper ensemble.
 
 `PATH` is SQLite, for the processes of one machine;
 `zookeeper://host:port,host:port/chroot` is ZooKeeper, for any number of machines.
@@ -20,7 +20,8 @@ ZOOKEEPER = "zookeeper://"
 ZOOKEEPER_PORT = 2181
 
 CHROOT = "/cordwood"
-"""Used without a path: an ensemble often serves other programs too."""
+"""The path that is used if the address has none. It is not the root, because an ensemble often
+serves other programs too."""
 
 _CHROOT = re.compile(r"(?:/[A-Za-z0-9_][A-Za-z0-9_.-]{0,254}){1,16}")
 

@@ -1,4 +1,4 @@
-"""ZooKeeper as asyncio sees it: kazoo and its threads behind futures.
+"""ZooKeeper for asyncio code: it turns kazoo and its threads into futures.
 
 The only module that knows kazoo. Paths are whole paths. A refusal is a value, and a broken
 connection is `Lost`, because then the caller has to find out the request's outcome. Deadlines are
@@ -6,6 +6,10 @@ the callers'.
 
 kazoo hands a request to its thread by a byte in a pipe, and would block this loop when
 that pipe is full, so at most REQUESTS_MAX are with it at a time, abandoned requests included.
+
+kazoo's connecting thread ends at an error that kazoo does not expect: a process that is out of file
+descriptors cannot look up a server's name. Another client then goes on with the same session, so
+that a write of the first client cannot come later than a read of the second.
 
 Source: docs/design.md §6.
 """
@@ -33,6 +37,7 @@ from kazoo.exceptions import (
     SessionExpiredError,
     SessionMovedError,
 )
+from kazoo.handlers.threading import SequentialThreadingHandler
 
 from cordwood.errors import Closed, Unreachable
 
@@ -45,6 +50,10 @@ usual 2 s; the server raises shorter times to two ticks."""
 RECONNECT_S = (0.05, 1.0)
 """First and longest pause between tries to connect: a server restarts in a second or two.
 (kazoo's own longest is an hour.)"""
+
+BEGIN_AGAIN_S = 1.0
+"""Pause before another client begins. Descriptors are free again when some connections have
+ended."""
 
 REQUESTS_MAX = 64
 """The pipe holds some 270; a listing asks for this many values at once."""
@@ -109,6 +118,31 @@ _NOT_TRIED = (RolledBackError, RuntimeInconsistency)
 """A transaction's answer for the changes before and after the failed one."""
 
 
+class _Handler(SequentialThreadingHandler):  # type: ignore[misc]
+    """kazoo's threads; tells when the connecting thread ends, which is the only one that it spawns.
+
+    Args:
+        on_end: called by that thread with its error, None if it was told to end.
+    """
+
+    def __init__(self, on_end: Callable[[Exception | None], None]) -> None:
+        super().__init__()
+        self._on_end = on_end
+
+    def spawn(self, func: Callable[..., Any], *values: Any, **named: Any) -> Any:
+        """See kazoo."""
+
+        def run() -> None:
+            ended_by: Exception | None = None
+            try:
+                func(*values, **named)
+            except Exception as error:  # noqa: BLE001  (any that kazoo does not expect)
+                ended_by = error
+            self._on_end(ended_by)
+
+        return super().spawn(run)
+
+
 class ZooKeeperSession:
     """See the module. All methods are called on one loop, the first caller's.
 
@@ -123,6 +157,8 @@ class ZooKeeperSession:
         self._hosts = hosts
         self._session_s = session_s
         self._client: Any = None
+        # The session's number and password.
+        self._session: tuple[int, bytes] | None = None
         self._loop: asyncio.AbstractEventLoop
         self._closed = False
         self._connected = asyncio.Event()
@@ -157,7 +193,8 @@ class ZooKeeperSession:
         """A path, None if it is not there.
 
         Args:
-            synced: as of now; else as the server that answers knows it, which may be behind.
+            synced: True reads the present value. False reads the value that the answering server
+                knows, which may be older.
         Raises:
             Lost: the connection broke.
         """
@@ -275,13 +312,29 @@ class ZooKeeperSession:
     def _start(self) -> None:
         self._loop = asyncio.get_running_loop()
         delay_s, delay_max_s = RECONNECT_S
-        self._client = KazooClient(
+        self._client = client = KazooClient(
             self._hosts,
             timeout=self._session_s,
+            client_id=self._session,
+            handler=_Handler(lambda error: self._tell(self._on_end, client, error)),
             connection_retry={"max_tries": -1, "delay": delay_s, "max_delay": delay_max_s},
         )
-        self._client.add_listener(lambda state: self._tell(self._on_state, str(state)))
-        self._client.start_async()
+        client.add_listener(lambda state: self._tell(self._on_state, str(state)))
+        client.start_async()
+
+    def _on_end(self, client: Any, error: Exception | None) -> None:
+        """The connecting thread of a client ended: by `begin_close`, or by an error."""
+        if client is self._client:
+            logger.warning("ZooKeeper at %s: kazoo ended and begins anew: %r", self._hosts, error)
+            self._loop.call_later(BEGIN_AGAIN_S, self._begin_again, client)
+
+    def _begin_again(self, client: Any) -> None:
+        if client is not self._client:
+            return  # closed
+        # No thread of it works any more, so neither call waits.
+        client.stop()
+        client.close()
+        self._start()
 
     async def _ask(self, submit: Callable[[Any], Any]) -> Any:
         """A request's answer; a given up one keeps its slot until kazoo is done with it."""
@@ -312,6 +365,8 @@ class ZooKeeperSession:
 
     def _on_state(self, state: str) -> None:
         if state == "CONNECTED":
+            if self._client is not None:
+                self._session = self._client.client_id or self._session
             self._connected.set()
             self._wake()
         else:

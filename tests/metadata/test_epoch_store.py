@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from metadata_play import run_patiently
 from scenarios import as_scenario, awaited_by
+from swaps import swap_value
 
 from cordwood.errors import (
     BadSetting,
@@ -22,6 +23,8 @@ from cordwood.errors import (
     Unreachable,
 )
 from cordwood.lsn import EPOCH_MAX, make_lsn
+from cordwood.metadata import epoch_store
+from cordwood.metadata.change import UNKNOWN_MAX
 from cordwood.metadata.epoch_store import (
     BEGUN_MAX,
     HISTORY_MAX,
@@ -174,6 +177,17 @@ class TestTakingEpochs:
             await epochs.raise_token(LOG, 2, "second")
         epoch, record = await epochs.take_epoch(LOG)
         assert (epoch, record.token) == (EPOCH_MAX, 1)
+
+    @pytest.mark.parametrize("by", [4, 9])
+    @as_scenario(awaited_by(run_patiently))
+    async def test_one_that_recovered_others_is_not_taken_again(
+        self, *, memory: MemoryMetadata, by: int
+    ) -> None:
+        """An older copy, in which a sequencer of before noted its recovery."""
+        epochs, since = EpochStore(memory), (NodesetSince(1, THREE, 3, 1),)
+        await put(memory, EpochRecord(4, 1, 0, since))
+        await epochs.set_clean(LOG, 3, make_lsn(3, 1), by=(by, 1))
+        assert [(await epochs.take_epoch(LOG))[0] for _ in range(2)] == [by + 1, by + 2]
 
 
 class TestConfiguration:
@@ -426,30 +440,53 @@ class TestForeignRecords:
 
 
 class Unsure(MemoryMetadata):
-    """Writes what it is given, and once does not say so."""
+    """Writes what it is given, and some times does not say so."""
 
-    is_sure = True
+    unsure = 0
 
     async def compare_and_set(self, key: str, value: bytes, version: int) -> bool:
         done = await super().compare_and_set(key, value, version)
-        was_sure, self.is_sure = self.is_sure, True
-        if not was_sure:
+        if self.unsure:
+            self.unsure -= 1
             raise OutcomeUnknown("it went away")
         return done
 
 
+@pytest.mark.parametrize("unsure", [1, UNKNOWN_MAX])
 @as_scenario(awaited_by(run_patiently))
-async def test_one_that_took_an_epoch_unawares_asks_the_node_before_it_to_finish() -> None:
+async def test_one_that_took_an_epoch_unawares_asks_the_node_before_it_to_finish(
+    *, unsure: int
+) -> None:
     """It was told that it had been the node before itself, and nobody was asked."""
     store = Unsure(random.Random(1))
     epochs = EpochStore(store)
     await epochs.create(LOG, THREE, Replication(3))
     await epochs.take_epoch(LOG, owner=1)
-    store.is_sure = False
+    store.unsure = unsure
+    if unsure == UNKNOWN_MAX:
+        with pytest.raises(Unreachable):
+            await epochs.take_epoch(LOG, owner=2)
     epoch, record = await epochs.take_epoch(LOG, owner=2)
-    assert (epoch, record.owner, record.owner_before) == (3, 2, 1)
+    assert (epoch, record.owner, record.owner_before) == (2 + unsure, 2, 1)
     _, record = await epochs.take_epoch(LOG, owner=2)
     assert record.owner_before == 2
+
+
+@as_scenario(awaited_by(run_patiently))
+async def test_unsure_writes_of_logs_that_went_elsewhere_take_no_place_for_good() -> None:
+    """A node that lost its metadata store with many logs remembered nothing of later ones."""
+    store = Unsure(random.Random(1))
+    epochs = EpochStore(store)
+    with pytest.MonkeyPatch.context() as patched:
+        swap_value(patched, lambda: epoch_store.UNSURE_MAX, 2)
+        for log in range(LOG, LOG + 3):
+            await epochs.create(log, THREE, Replication(3))
+            await epochs.take_epoch(log, owner=1)
+            store.unsure = UNKNOWN_MAX
+            with pytest.raises(Unreachable):
+                await epochs.take_epoch(log, owner=2)
+        found = [(await epochs.take_epoch(log, owner=2))[1] for log in range(LOG, LOG + 3)]
+    assert [each.owner_before for each in found] == [2, 1, 1]
 
 
 class TestWhereEpochsBegan:

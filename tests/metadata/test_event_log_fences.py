@@ -10,6 +10,7 @@ from metadata_play import run_patiently
 
 from cordwood.block import GapKind
 from cordwood.errors import Corrupt
+from cordwood.layout.rebuild_events import pack_set
 from cordwood.lsn import make_lsn
 from cordwood.metadata.event_log import StoredEventLog
 from cordwood.metadata.memory import MemoryMetadata
@@ -77,6 +78,27 @@ def test_a_restatement_goes_on_that_an_earlier_version_numbered() -> None:
         new = await stored.fence(at(2, 0))
         follower.on_record(at(2, 1), Restated(new.fence, follower.set, NODES))
         assert (await stored.note_base(follower.set)).set == follower.set
+
+    run_patiently(main())
+
+
+@pytest.mark.parametrize("older", [None, pack_set(RebuildingSet(7))], ids=["none", "a set"])
+def test_a_metadata_store_from_before_the_move_is_named(older: bytes | None) -> None:
+    """An assertion failed in a task of the node and ended it, and said nothing of the cause."""
+
+    async def main() -> None:
+        store = MemoryMetadata(random.Random(1))
+        stored = StoredEventLog(store)
+        if older is not None:
+            await store.compare_and_set("rebuilding/set", older, 0)
+        calls = stored.note_base(RebuildingSet(at(1, 9))), stored.fence(9), stored.read_moved_base()
+        for call in calls:
+            with pytest.raises(Corrupt, match="an older copy, from before the move"):
+                await call
+        found = await store.get("rebuilding/set")
+        assert (found and found.value) == older, "nothing is written over it"
+        base = await stored.move()
+        assert await stored.read_moved_base() == base
 
     run_patiently(main())
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import random
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 
 import msgspec
 import pytest
@@ -13,27 +14,32 @@ from hypothesis import given
 from hypothesis import strategies as st
 from metadata_play import run_patiently
 from scenarios import as_scenario, awaited_by
+from swaps import swap_value
 
 from cordwood.errors import (
+    AccessDenied,
     BadSetting,
     LogExists,
     Malformed,
     OutcomeUnknown,
+    Overloaded,
     Rejected,
     UnknownLog,
     Unreachable,
 )
 from cordwood.layout.log_names import NAME_BYTES_MAX, normalise_directory, normalise_name
 from cordwood.log_attributes import DEFAULTS, LogAttributes, token_digest
+from cordwood.lsn import LogId
+from cordwood.metadata import pages
+from cordwood.metadata.log_changes import CHANGES_PREFIX
+from cordwood.metadata.log_entries import numbers_of
 from cordwood.metadata.log_numbers import LOG_ID_MAX
-from cordwood.metadata.log_tree import (
-    CHANGES_PREFIX,
-    LogInfo,
-    LogTree,
-)
+from cordwood.metadata.log_rights import who_has
+from cordwood.metadata.log_tree import LogInfo, LogTree
 from cordwood.metadata.memory import MemoryData, MemoryMetadata
-from cordwood.metadata.store import Versioned, check_key
+from cordwood.metadata.store import Page, Versioned, check_key
 from cordwood.nodes import Replication
+from cordwood.sim.planted import find_bug, planted
 
 THREE = LogAttributes(replicate_across={"node": 3, "rack": 2})
 ONE = LogAttributes(replicate_across={"node": 1})
@@ -170,6 +176,38 @@ class Between(MemoryMetadata):
         return version
 
 
+class LosesOnce(Between):
+    """A way to the store on which the answer to one write is lost, before something else happens.
+
+    Args:
+        comes: whether it is written; otherwise the test may write `lost` later.
+    """
+
+    before_give_up: Callable[[], Awaitable[None]] | None = None
+
+    def __init__(self, chance: random.Random, *, comes: bool = True) -> None:
+        super().__init__(chance)
+        self._comes = comes
+        self.lost: tuple[str, bytes | None, int] = ("", None, 0)
+
+    async def compare_and_set(self, key: str, value: bytes | None, expected: int) -> int | None:
+        if self.then is None or self.then[0] != key:
+            return await super().compare_and_set(key, value, expected)
+        self.lost = key, value, expected
+        (_, happens), self.then = self.then, None
+        if self._comes:
+            await super().compare_and_set(key, value, expected)
+        await happens()
+        raise OutcomeUnknown("the answer was lost")
+
+    async def get(self, key: str) -> Versioned | None:
+        found = await super().get(key)
+        if self.lost[0] and key == "log_ids/1" and self.before_give_up is not None:
+            happens, self.before_give_up = self.before_give_up, None
+            await happens()
+        return found
+
+
 CALLS = ("rename", "rename", "create", "delete")
 """Calls of somebody who changes the tree, by weight."""
 
@@ -188,6 +226,47 @@ class Slow(MemoryMetadata):
 
     async def _pause(self) -> None:
         await asyncio.sleep(self._chance.choice((0.001, 0.01, 0.05, 0.3)))
+
+
+class AtPages(MemoryMetadata):
+    """A way to the store on which something happens once, right before a page is read.
+
+    Args:
+        page: the number of that page, from 1 on.
+    """
+
+    def __init__(self, data: MemoryData, page: int, happens: Callable[[], Awaitable[None]]) -> None:
+        super().__init__(random.Random(2), data)
+        self.left = page
+        self._happens = happens
+
+    async def page(self, prefix: str, after: str, limit: int) -> Page:
+        self.left -= 1
+        if self.left == 0:
+            await self._happens()
+        return await super().page(prefix, after, limit)
+
+
+async def listed_while_names_move(page: int) -> tuple[bool, dict[str, int]]:
+    """A listing during which a log is renamed, another is replaced and a third is deleted.
+
+    Returns:
+        Whether there was such a page, and the logs of the listing.
+    """
+    data = MemoryData()
+    tree = LogTree(MemoryMetadata(random.Random(1), data))
+    for name in ("a", "c", "gone"):
+        await tree.create(name)
+
+    async def move() -> None:
+        await tree.rename("a", "b")
+        await tree.delete("c")
+        await tree.create("c")
+        await tree.delete("gone")
+
+    store = AtPages(data, page, move)
+    listed = await LogTree(store).list()
+    return store.left <= 0, {info.name: int(info.log_id) for info in listed}
 
 
 class TestMakersThatStop:
@@ -257,6 +336,86 @@ class TestMakersThatStop:
             return {await outcome(seed) for seed in range(20)}
 
         assert run_patiently(main()) == {"made 1", "unknown"}
+
+    @as_scenario("play")
+    async def test_of_makers_that_lost_the_race_for_a_name_nothing_is_read_again(
+        self, store
+    ) -> None:
+        """Each left a number for good, which every later listing read eight times."""
+        tree = LogTree(store)
+        await asyncio.gather(*(tree.create("a") for _ in range(5)), return_exceptions=True)
+        entries = await store.list("log_ids/")
+        assert len(entries) > 1
+        assert sum(b'"is_deleted":true' in found.value for _, found in entries) == len(entries) - 1
+        [info] = await tree.list()
+        assert await tree.get("a") == info
+
+    @as_scenario(awaited_by(run_patiently))
+    async def test_a_number_that_a_maker_left_is_read_once_by_a_listing(self) -> None:
+        store = Stopping(random.Random(1))
+        for _ in range(3):
+            store.writes_left = 2
+            with pytest.raises(asyncio.CancelledError):
+                await LogTree(store).create("a")
+        reads = AtReads(store.data, (), ())
+        assert await LogTree(reads).list() == []
+        assert reads.reads == 3 + 2, "once each, and the directories before and after"
+
+    @pytest.mark.parametrize("is_planted", [False, True])
+    @as_scenario(awaited_by(run_patiently))
+    async def test_a_maker_that_is_told_that_another_log_exists_leaves_its_own(
+        self, *, is_planted: bool
+    ) -> None:
+        """The answer to its claim was lost. Until it asked again, its log got another name and the
+        name got another log."""
+        store = LosesOnce(random.Random(1))
+        other = LogTree(MemoryMetadata(random.Random(1), store.data))
+
+        async def moves() -> None:
+            await other.rename("a", "b")
+            await other.create("a")
+
+        store.then = ("logs/a", moves)
+        bug = planted(find_bug("given-up-blindly")) if is_planted else contextlib.nullcontext()
+        with bug, pytest.raises(LogExists):
+            await LogTree(store).create("a")
+        found = {info.name: info.log_id for info in await other.list()}
+        assert found == ({"/a": 2} if is_planted else {"/a": 2, "/b": 1})
+
+    @as_scenario(awaited_by(run_patiently))
+    async def test_a_claim_that_comes_late_leaves_no_log_and_a_free_name(self) -> None:
+        """Its maker was told that another log has the name, and that one is deleted by now."""
+        store = LosesOnce(random.Random(1), comes=False)
+        other = LogTree(MemoryMetadata(random.Random(1), store.data))
+
+        async def makes() -> None:
+            await other.create("a")
+
+        store.then = ("logs/a", makes)
+        with pytest.raises(LogExists):
+            await LogTree(store).create("a")
+        await other.delete("a")
+        assert store.data.compare_and_set(*store.lost)
+        assert await other.get("a") is None
+        assert await other.list() == []
+        assert (await other.create("a")).log_id == 3
+
+    @as_scenario(awaited_by(run_patiently))
+    async def test_a_claim_that_comes_before_its_maker_gives_up_makes_the_log(self) -> None:
+        store = LosesOnce(random.Random(1), comes=False)
+        other = LogTree(MemoryMetadata(random.Random(1), store.data))
+
+        async def makes() -> None:
+            await other.create("a")
+
+        async def deletes() -> None:
+            await other.delete("a")
+            assert store.data.compare_and_set(*store.lost)
+
+        store.then, store.before_give_up = ("logs/a", makes), deletes
+        with pytest.raises(LogExists):
+            await LogTree(store).create("a")
+        assert [info.log_id for info in await other.list()] == [1]
 
 
 class TestListing:
@@ -435,6 +594,38 @@ class TestDeletingAndRenaming:
         with pytest.raises(Malformed):
             await tree.list()
         assert await tree.list(only_readable=True) == [other]
+        unread: dict[str, Malformed] = {}
+        assert await tree.list(unread=unread) == [other]
+        assert "cannot be read" in str(unread[damaged])
+        assert numbers_of(unread) == {1}, "its log was not deleted"
+
+    @pytest.mark.parametrize("key", ["log_ids/x", "log_ids/01", f"log_ids/{1 << 70}"])
+    @as_scenario("play")
+    async def test_a_key_that_no_version_wrote_holds_up_no_log(self, store, *, key: str) -> None:
+        tree = LogTree(store)
+        log = await tree.create("a")
+        await store.compare_and_set(key, b"{}", 0)
+        with pytest.raises(Malformed, match="is no log's entry"):
+            await tree.list()
+        unread: dict[str, Malformed] = {}
+        assert await tree.list(unread=unread) == [log]
+        assert unread.keys() == {key}
+        assert numbers_of(unread) == set()
+
+    @as_scenario("play")
+    async def test_a_listing_tells_of_the_entries_of_its_path_alone(self, store) -> None:
+        tree = LogTree(store)
+        await tree.create("a/one")
+        await tree.create("a/two")
+        other = await tree.create("b/one")
+        for key in ("log_ids/1", "logs/a/two"):
+            found = await store.get(key)
+            await store.compare_and_set(key, b"?", found.version)
+        unread: dict[str, Malformed] = {}
+        assert await tree.list("b", unread=unread) == [other]
+        assert unread == {}
+        assert await tree.list("a", unread=unread) == []
+        assert numbers_of(unread) == {1, 2}
 
     @as_scenario("play")
     async def test_a_number_tells_that_its_log_was_deleted(self, store) -> None:
@@ -448,37 +639,57 @@ class TestDeletingAndRenaming:
         assert described is not None
         assert described.is_deleted
 
-    @pytest.mark.parametrize("first", ["logs/", "log_ids/"])
+    @pytest.mark.parametrize("keys", [1, 2, 100])
     @as_scenario(awaited_by(run_patiently))
     async def test_a_listing_shows_a_log_that_is_renamed_or_made_while_it_reads(
-        self, *, first: str
+        self, *, monkeypatch, keys: int
     ) -> None:
-        """Names and numbers are two readings: whichever comes first, no log is left out."""
-        near = MemoryMetadata(random.Random(1))
-        tree = LogTree(near)
-        log, replaced = await tree.create("a"), await tree.create("c")
-        await tree.create("gone")
-        has_read = asyncio.Event()
+        """Each page of names and of numbers is a reading: whenever it comes, no log is left out."""
+        swap_value(monkeypatch, lambda: pages.PAGE_KEYS, keys)
+        numbers = {1: 5, 2: 3, 100: 2}[keys]
+        for page in itertools.count(1):
+            moved, found = await listed_while_names_move(page)
+            found.pop("/gone", None)
+            if not moved:
+                break
+            number = found.pop("/c")
+            assert number in (2, 4), page
+            assert found in ({"/a": 1}, {"/b": 1}), page
+            if page == numbers:  # between the last number and the first name
+                assert (number, found) == (4, {"/b": 1})
+        assert page == {1: 9, 2: 5, 100: 3}[keys], "all pages had their turn"
 
-        class Between(MemoryMetadata):
-            async def list(self, prefix):
-                if prefix != first:
-                    await has_read.wait()
-                    await tree.rename("a", "b")
-                    await tree.delete("c")
-                    await tree.create("c")
-                    await tree.delete("gone")
-                    return await super().list(prefix)
-                found = await super().list(prefix)
-                has_read.set()
-                return found
+    @as_scenario(awaited_by(run_patiently))
+    async def test_a_listing_that_leaves_out_what_moved_meanwhile_is_caught(self) -> None:
+        with planted(find_bug("moved-left-out")):
+            _, found = await listed_while_names_move(2)
+        assert 1 not in found.values()
 
-        listed = await LogTree(Between(random.Random(1), near.data)).list()
-        numbers = {info.name: info.log_id for info in listed if info.name != "/gone"}
-        assert numbers["/b"] == log.log_id
-        assert numbers["/c"] > replaced.log_id
-        assert numbers.keys() == {"/b", "/c"}
-        assert await tree.list() == [info for info in listed if info.name != "/gone"]
+    @as_scenario(awaited_by(run_patiently))
+    async def test_a_listing_shows_a_log_whose_name_another_log_takes_meanwhile(self) -> None:
+        data = MemoryData()
+        tree = LogTree(MemoryMetadata(random.Random(1), data))
+        await tree.create("a")
+        await tree.create("y")
+
+        class AtGet(AtPages):
+            """Here the rest of it comes right before the log that has moved is read again."""
+
+            async def get(self, key: str) -> Versioned | None:
+                if key == "log_ids/2" and self._happens is first:
+                    self._happens = second
+                    await second()
+                return await super().get(key)
+
+        async def first() -> None:
+            await tree.rename("y", "z")
+
+        async def second() -> None:
+            await tree.rename("a", "c")
+            await tree.rename("z", "a")
+
+        listed = await LogTree(AtGet(data, 2, first)).list()
+        assert [(info.name, info.log_id) for info in listed] == [("/a", 2), ("/c", 1)]
 
     @pytest.mark.parametrize("writes", [0, 1, 2])
     @as_scenario(awaited_by(run_patiently))
@@ -555,6 +766,26 @@ class TestDeletingAndRenaming:
         assert [each.name for each in await tree.list()] == ["/c"]
         assert (await tree.get("c")).log_id == log.log_id
         # The rename that lost gave its new name back.
+        assert (await tree.create("b")).log_id != log.log_id
+
+    @as_scenario(awaited_by(run_patiently))
+    async def test_a_rename_that_is_refused_meanwhile_gives_the_new_name_back(self) -> None:
+        """The name led to no log, and was said to be taken by one."""
+        store = Between(random.Random(1))
+        tree = LogTree(store)
+        log = await tree.create("a")
+        guarded = LogAttributes(write_token=token_digest("a secret"))
+
+        async def guard() -> None:
+            other = LogTree(MemoryMetadata(random.Random(1), store.data))
+            await other.set_attributes("a", guarded)
+
+        store.then = ("logs/b", guard)
+        with pytest.raises(AccessDenied):
+            await tree.rename("a", "b", who_has(()))
+        found = await tree.get("a")
+        assert found is not None
+        assert (found.log_id, found.own) == (log.log_id, guarded)
         assert (await tree.create("b")).log_id != log.log_id
 
     @pytest.mark.parametrize("is_left", [True, False])
@@ -679,3 +910,150 @@ async def test_an_entry_that_cannot_be_read_names_the_log(
         await LogTree(memory).get("a")
     with pytest.raises(Malformed, match="/a"):
         await LogTree(memory).list()
+
+
+@pytest.mark.parametrize("moves_to_directory", [True, False])
+@as_scenario(awaited_by(asyncio.run))
+async def test_a_listing_gives_no_attributes_that_a_log_never_had(
+    *, moves_to_directory: bool
+) -> None:
+    """A retention moves between a log and its directory while the logs are read."""
+    long, short = LogAttributes(backlog_s=86_400), LogAttributes(backlog_s=5)
+    data = MemoryData()
+    operator = LogTree(MemoryMetadata(random.Random(1), data))
+
+    class Slow(MemoryMetadata):
+        moved = False
+
+        async def move(self) -> None:
+            self.moved = True
+            if moves_to_directory:
+                await operator.set_attributes("/a/", long)
+                await operator.set_attributes("a/log", LogAttributes(), unset=("backlog_s",))
+            else:
+                await operator.set_attributes("a/log", long)
+                await operator.set_attributes("/a/", short)
+
+        async def page(self, prefix: str, after: str, limit: int) -> Page:
+            if moves_to_directory and prefix == "log_ids/" and not self.moved:
+                await asyncio.sleep(0)
+                await self.move()
+            found = await super().page(prefix, after, limit)
+            if prefix == "log_ids/" and not self.moved:
+                await self.move()
+            return found
+
+    await operator.set_attributes("/a/", short if moves_to_directory else long)
+    await operator.create("a/log", long if moves_to_directory else None)
+    [info] = await LogTree(Slow(random.Random(2), data)).list()
+    assert info.attributes.backlog_s == 86_400
+
+
+Step = Callable[[LogTree], Awaitable[object]]
+
+
+class Prompt(MemoryMetadata):
+    """A way to the store that takes no time."""
+
+    def __init__(self, chance: random.Random, data: MemoryData) -> None:
+        super().__init__(chance, data)
+        self.delay_s = (0.0, 0.0)
+
+
+class AtReads(Prompt):
+    """A way to the store on which the steps of an operator happen right before these reads."""
+
+    def __init__(self, data: MemoryData, steps: Sequence[Step], reads: Sequence[int]) -> None:
+        super().__init__(random.Random(2), data)
+        self._operator = LogTree(Prompt(random.Random(3), data))
+        self._steps = list(zip(reads, steps, strict=True))
+        self.reads = 0
+
+    async def get(self, key: str) -> Versioned | None:
+        self.reads += 1
+        while self._steps and self._steps[0][0] <= self.reads:
+            _, step = self._steps.pop(0)
+            await step(self._operator)
+        return await super().get(key)
+
+
+READERS: dict[str, Callable[[LogTree], Awaitable[LogInfo | None]]] = {
+    "get": lambda tree: tree.get("a/log"),
+    "by_id": lambda tree: tree.by_id(1),
+    "of_one_moment": lambda tree: tree.of_one_moment(LogId(1)),
+}
+
+TOKEN = LogAttributes(read_token=token_digest("secret"))
+NO_TOKEN = {"attributes": LogAttributes(), "unset": ("read_token",)}
+
+
+async def torn(reader: str, *, moves_to_directory: bool) -> list[tuple[int, int]]:
+    """Between which reads an operator moved a token, so that the log came without one."""
+    places = ("a/log", "/a/") if moves_to_directory else ("/a/", "a/log")
+    found = []
+    for reads in itertools.combinations_with_replacement(range(1, 9), 2):
+        data = MemoryData()
+        tree = LogTree(Prompt(random.Random(1), data))
+        await tree.create("a/log")
+        await tree.set_attributes(places[0], TOKEN)
+        steps: list[Step] = [
+            lambda operator: operator.set_attributes(places[1], TOKEN),
+            lambda operator: operator.set_attributes(places[0], **NO_TOKEN),
+        ]
+        info = await READERS[reader](LogTree(AtReads(data, steps, reads)))
+        assert info is not None
+        if info.attributes.read_token != TOKEN.read_token:
+            found.append(reads)
+    return found
+
+
+@pytest.mark.parametrize("moves_to_directory", [True, False])
+@pytest.mark.parametrize("reader", READERS)
+@as_scenario(awaited_by(asyncio.run))
+async def test_a_log_has_no_attributes_that_it_never_had(
+    *, reader: str, moves_to_directory: bool
+) -> None:
+    """A token moves between a log and its directory while a node reads both. Without the token in
+    either, any client could read the log."""
+    assert await torn(reader, moves_to_directory=moves_to_directory) == []
+
+
+@pytest.mark.parametrize("reader", READERS)
+@as_scenario(awaited_by(asyncio.run))
+async def test_a_log_and_directories_of_two_moments_are_caught(*, reader: str) -> None:
+    with planted(find_bug("torn-attributes")):
+        assert await torn(reader, moves_to_directory=False)
+
+
+@as_scenario(awaited_by(asyncio.run))
+async def test_a_log_that_is_renamed_all_the_time_is_there() -> None:
+    data = MemoryData()
+    tree = LogTree(Prompt(random.Random(1), data))
+    made = await tree.create("0")
+
+    def renamed(at: int) -> Step:
+        return lambda operator: operator.rename(str(at), str(at + 1))
+
+    # Each time before the read of the name: a reading of the log is four reads, and then its name.
+    once = await LogTree(AtReads(data, [renamed(0)], [5])).by_id(made.log_id)
+    assert once is not None
+    assert once.name == "/1"
+    often = AtReads(data, [renamed(at) for at in range(1, 9)], range(5, 45, 5))
+    with pytest.raises(Overloaded, match="log number 1 changed during each of 4 readings"):
+        await LogTree(often).by_id(made.log_id)
+
+
+@as_scenario(awaited_by(asyncio.run))
+async def test_a_token_that_moves_to_a_directory_is_asked_for_all_the_while() -> None:
+    """A stranger deletes the log, between any two of whose reads the owner moves the token."""
+    guarded = LogAttributes(write_token=token_digest("secret"))
+    for reads in itertools.combinations_with_replacement(range(1, 9), 2):
+        data = MemoryData()
+        owner = LogTree(Prompt(random.Random(1), data))
+        await owner.create("a/log", guarded)
+        steps: list[Step] = [
+            lambda tree: tree.set_attributes("/a/", guarded),
+            lambda tree: tree.set_attributes("a/log", LogAttributes(), ("write_token",)),
+        ]
+        with pytest.raises(AccessDenied):
+            await LogTree(AtReads(data, steps, reads)).delete("a/log", who_has(()))

@@ -16,8 +16,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from metadata_play import Act, run_on_sqlite, run_on_zookeeper, run_patiently
 from scenarios import as_scenario
+from swaps import swap_value
 
 from cordwood.errors import BadSetting, Closed
+from cordwood.metadata import pages
+from cordwood.metadata import store as store_rules
 from cordwood.metadata.memory import MemoryMetadata
 from cordwood.metadata.store import KEY_BYTES_MAX, VALUE_BYTES_MAX, MetadataStore, Versioned
 
@@ -124,6 +127,9 @@ class TestList:
         for prefix in ("", "b", "b/", "b/1", "c/", "x"):
             wanted = [key for key in left if key.startswith(prefix)]
             assert await store.keys_after(prefix, "", 100) == wanted
+            page = await store.page(prefix, "", 100)
+            assert page == [(key, Versioned(b"v", versions[key] or 0)) for key in wanted]
+            assert await store.page(prefix, "", 2) == page[:2]
             pages: list[str] = []
             while page := await store.keys_after(prefix, pages[-1] if pages else "", 2):
                 pages += page
@@ -132,6 +138,8 @@ class TestList:
         for limit in (0, 100_001):
             with pytest.raises(BadSetting, match="a page of"):
                 await store.keys_after("b", "", limit)
+            with pytest.raises(BadSetting, match="a page of"):
+                await store.page("b", "", limit)
 
     @as_scenario("play")
     async def test_keys_with_the_prefix_sorted(self, store: MetadataStore) -> None:
@@ -196,6 +204,24 @@ class TestLeases:
         await store.drop_lease("nobody-has-it")
         assert await store.leases("") == [("down", b"x"), ("up/2", b"")]
         assert await store.get("up/2") is None
+
+    @as_scenario("play")
+    async def test_of_a_lease_that_was_dropped_nothing_stays(self, store: MetadataStore) -> None:
+        """An entry stayed for every log and ledger that ever had work."""
+        for number in range(3):
+            assert await store.take_lease(f"up/{number}", b"x", 60)
+            await store.drop_lease(f"up/{number}")
+        assert await store.list("") == []
+
+    @as_scenario("play")
+    async def test_no_number_of_leases_is_too_many(
+        self, store: MetadataStore, *, monkeypatch
+    ) -> None:
+        swap_value(monkeypatch, lambda: store_rules.LIST_KEYS_MAX, 3)
+        swap_value(monkeypatch, lambda: pages.PAGE_KEYS, 2)
+        for number in range(5):
+            assert await store.take_lease(f"up/{number}", b"x", 60)
+        assert len(await store.leases("up/")) == 5
 
     @as_scenario("pair")
     async def test_what_one_has_another_does_not_get_until_it_is_let_go(

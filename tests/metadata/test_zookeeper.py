@@ -6,6 +6,10 @@ On a real server, behind a proxy that loses what it is told to.
 from __future__ import annotations
 
 import asyncio
+import errno
+import itertools
+import socket
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -17,6 +21,7 @@ from metadata_play import run_on_zookeeper
 from zookeeper_at_hand import want_of_zookeeper, zookeeper_server
 
 from cordwood.errors import BadSetting, Malformed, OutcomeUnknown, Unreachable
+from cordwood.metadata import zookeeper as zookeeper_module
 from cordwood.metadata.change import change
 from cordwood.metadata.epoch_store import EpochStore
 from cordwood.metadata.store import MetadataStore, Versioned
@@ -47,6 +52,15 @@ def behind(zookeeper: str, proxy: CutProxy) -> str:
 def beside(act: Callable[[MetadataStore], Any], where: str) -> Any:
     """Run `act` on a store of its own, in a thread, from inside another's."""
     return asyncio.to_thread(run_on_zookeeper, where, act)
+
+
+async def patient_take(store: MetadataStore) -> None:
+    """Take the lease `a` when its holder has let it go."""
+    until = time.monotonic() + 10
+    while not await store.take_lease("a", b"theirs", 60):
+        assert time.monotonic() < until
+        await asyncio.sleep(0.05)
+    await store.drop_lease("a")
 
 
 async def lose(proxy: CutProxy, seconds: float = 0.1) -> None:
@@ -223,6 +237,75 @@ class TestSessions:
 
         run_on_zookeeper(behind, act, session_s=SESSION_S)
 
+    def test_an_error_that_ends_kazoos_thread_does_not_end_the_session(
+        self, behind: str, proxy: CutProxy, monkeypatch: pytest.MonkeyPatch
+    ):
+        """A process without free descriptors cannot look up a name. No call was answered again."""
+        look_up = socket.getaddrinfo
+        failed: list[object] = []
+
+        def fail(*values: Any, **named: Any) -> Any:
+            if threading.current_thread() is threading.main_thread() or failed:
+                return look_up(*values, **named)
+            failed.append(values)
+            raise OSError(errno.EMFILE, "Too many open files")
+
+        async def act(store: MetadataStore) -> None:
+            first = await store.compare_and_set("a", b"1", 0)
+            assert first
+            assert await store.take_lease("a", b"ours", 60)
+            monkeypatch.setattr(socket, "getaddrinfo", fail)
+            # kazoo tries the same connection anew once, and then looks up its servers again.
+            proxy.is_shut = True
+            proxy.cut()
+            until = time.monotonic() + 10
+            while not failed:
+                assert time.monotonic() < until
+                await asyncio.sleep(0.05)
+            proxy.heal()
+            assert await store.get("a") == Versioned(b"1", first)
+            assert await store.compare_and_set("a", b"2", first)
+            assert await store.leases("") == [("a", b"ours")]
+            assert await store.take_lease("a", b"ours", 60)
+
+        run_on_zookeeper(behind, act, session_s=20)
+
+    def test_a_lease_that_could_not_be_dropped_is_dropped_later(
+        self, zookeeper: str, behind: str, proxy: CutProxy
+    ):
+        """It was held for as long as the process lived, and nobody did its work."""
+
+        async def act(store: MetadataStore) -> None:
+            assert await store.take_lease("a", b"ours", 60)
+            proxy.is_shut = True
+            proxy.cut()
+            with pytest.raises(Unreachable):
+                await store.drop_lease("a")
+            proxy.heal()
+            await beside(patient_take, zookeeper)
+
+        run_on_zookeeper(behind, act, deadline_s=0.5, session_s=20)
+
+    def test_a_lease_that_is_not_renewed_ends_although_its_session_lives(self, zookeeper: str):
+        async def act(store: MetadataStore) -> None:
+            assert await store.take_lease("a", b"ours", 0.2)
+            assert await store.take_lease("b", b"ours", 60)
+            await beside(patient_take, zookeeper)
+            assert await store.leases("") == [("b", b"ours")]
+
+        run_on_zookeeper(zookeeper, act, session_s=20)
+
+    def test_a_lease_that_is_renewed_is_kept(self, zookeeper: str, monkeypatch: pytest.MonkeyPatch):
+        monkeypatch.setattr(zookeeper_module, "LEASE_CHECK_S", 0.01)
+
+        async def act(store: MetadataStore) -> None:
+            for _ in range(30):
+                assert await store.take_lease("a", b"ours", 0.5)
+                await asyncio.sleep(0.05)
+            assert await store.leases("") == [("a", b"ours")]
+
+        run_on_zookeeper(zookeeper, act)
+
     def test_who_watches_is_told_of_what_changed_while_it_was_cut_off(
         self, zookeeper: str, behind: str, proxy: CutProxy
     ):
@@ -289,6 +372,62 @@ class TestServers:
                 await store.get("a")
 
         run_on_zookeeper("127.0.0.1:1/x", act, deadline_s=0.2)
+
+
+class TestListings:
+    KEYS = tuple(f"many/{number:03}" for number in range(300))
+
+    def test_a_listing_ends_beside_steady_writes_and_is_of_one_moment(self, zookeeper: str):
+        is_over = threading.Event()
+
+        async def write(store: MetadataStore) -> None:
+            # One key after another gets the next number, so each moment has one step at most.
+            versions = dict.fromkeys(self.KEYS, 0)
+            for number in itertools.count():
+                for key in self.KEYS:
+                    version = await store.compare_and_set(key, b"%d" % number, versions[key])
+                    assert version
+                    versions[key] = version
+                    if is_over.is_set():
+                        return
+
+        async def act(store: MetadataStore) -> None:
+            writing = asyncio.create_task(beside(write, zookeeper))
+            try:
+                moments = set()
+                async with asyncio.timeout(60):
+                    while len(moments) < 5:
+                        listed = await store.list("many/")
+                        numbers = [int(each.value) for _, each in listed]
+                        if len(numbers) == len(self.KEYS):
+                            assert numbers == sorted(numbers, reverse=True)
+                            assert numbers[0] - numbers[-1] <= 1
+                            moments.add(sum(numbers))
+            finally:
+                is_over.set()
+                await writing
+
+        run_on_zookeeper(zookeeper, act)
+
+    def test_a_page_passes_deleted_keys_many_at_a_time(
+        self, zookeeper: str, behind: str, proxy: CutProxy
+    ):
+        async def fill(store: MetadataStore) -> None:
+            for key in self.KEYS:
+                version = await store.compare_and_set(key, b"", 0)
+                assert version
+                if key != self.KEYS[-1]:
+                    await store.compare_and_set(key, None, version)
+
+        async def act(store: MetadataStore) -> None:
+            await beside(fill, zookeeper)
+            await store.get("a")
+            proxy.latency_s = LATENCY_S
+            before = proxy.round_trips
+            assert await store.keys_after("many/", "", 10) == [self.KEYS[-1]]
+            assert proxy.round_trips - before < 20
+
+        run_on_zookeeper(behind, act, session_s=10)
 
 
 class TestPaths:
