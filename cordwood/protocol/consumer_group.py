@@ -437,7 +437,7 @@ def _even_out(
 def logs_left(group: Group) -> list[str]:
     """The logs, by number, that no member is willing to read; the oldest first."""
     read = {log for member in group.members.values() for log in member.logs}
-    left = {log for log in (*group.positions, *group.owners) if log.isdigit()} - read
+    left = {log for log in (*group.positions, *group.owners) if not is_by_name(log)} - read
     return sorted(left, key=int)
 
 
@@ -451,8 +451,12 @@ def without_logs(group: Group, gone: Collection[str]) -> Group:
 
 
 def is_by_name(log: str) -> bool:
-    """Whether a log is kept by its name, as older versions did, and not by its number."""
-    return not log.isdigit()
+    """Whether a log is kept by its name, as older versions did, and not by its number.
+
+    Trap: `isdigit` takes digits of other scripts and superscripts, which are no numbers or a second
+    spelling of a number. So are leading zeros.
+    """
+    return not (log.isascii() and log.isdigit()) or (log[0] == "0" and log != "0")
 
 
 def names_in(group: Group) -> set[str]:

@@ -11,7 +11,9 @@ member list. An event that needs the members carries them.
   its data is a donor for the other lost nodes, because it stands before donors that would have
   given its blocks. And a donor that was unsure works again when a node is back.
 - **A node takes no block whose copyset names an entry of the set** (`storage.refusals`). So a node
-  outside the nodesets at the time of the event holds no such block, and is no donor.
+  that joined after the event holds no such block, and need not be a donor. An event may also leave
+  out a node that joined before it, because its writer had an old member list. So each donor looks
+  at the member list before it reports that it is done (`left_out`).
 - **Empty stays** until the node acks: readers no longer count on the node.
 
 One thing differs from LogDevice: if no donor is left, a node is called empty only if no lost node
@@ -26,7 +28,7 @@ Source: docs/sources/logdevice.md 2.9.
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple, assert_never
 
 from msgspec.structs import replace
@@ -82,24 +84,32 @@ def replication_with_place(nodeset: Nodeset, asked: Replication) -> Replication:
     which they can record a loss (`has_place`).
 
     The events do not move back. An operator may have changed the root since they moved into the
-    log, or may have removed nodes.
+    log, may have removed nodes, or may have drained nodes for good.
 
     Args:
-        nodeset: the members that take records by the metadata store. Those that the event log
-            calls lost or drained are among them: otherwise a drain would change the replication.
+        nodeset: the members that take records by the metadata store, without the nodes whose data
+            lies on other nodes. Those that the event log calls lost, or that a drain still empties,
+            are among them: otherwise an order of an hour would change the replication.
         asked: of logs at the root.
     Returns:
         `asked` if it can be. Otherwise as many copies as can be, up to those asked for and at
-        least two, over as many domains as can be; `asked` if none can be.
+        least two, over as many domains as can be. If these nodes cannot record a loss with any
+        replication, the nearest that they can store: they can still record that a node is back.
+        `asked` if they cannot keep two copies.
     Source: docs/protocol/event-log.md, "What the metadata store keeps".
     """
-    for copies in range(max(asked.copies, 2), 1, -1):
-        for domains in range(copies, 0, -1):
-            wider = tuple((scope, min(count, domains)) for scope, count in asked.wider)
-            found = Replication(copies, min(asked.racks, domains), wider if domains > 1 else ())
-            if has_place(nodeset, found):
-                return found
+    for is_enough in (has_place, _can_store):
+        for copies in range(max(asked.copies, 2), 1, -1):
+            for domains in range(copies, 0, -1):
+                wider = tuple((scope, min(count, domains)) for scope, count in asked.wider)
+                found = Replication(copies, min(asked.racks, domains), wider if domains > 1 else ())
+                if is_enough(nodeset, found):
+                    return found
     return asked
+
+
+def _can_store(nodeset: Nodeset, replication: Replication) -> bool:
+    return can_lose(0, nodeset, replication)
 
 
 class Verdict(enum.Enum):
@@ -176,13 +186,11 @@ def begin_anew(said: Restated, lsn: int) -> RebuildingSet:
     empty stay so: an ack of theirs would be in the set (docs/protocol/event-log.md).
     """
     before = said.set
-    gone = {e.node for e in before.lost if not e.ranges and (e.is_empty or not e.relocates)}
 
     def asked(each: LostNode) -> LostNode:
         if each.is_empty:
             return each
-        itself = set() if each.relocates else {each.node}
-        donors = tuple(sorted(set(said.nodes) - gone - itself))
+        donors = _donors(before, said.nodes, each.node, relocates=each.relocates)
         return replace(each, donors=donors, done=(), is_certain=True)
 
     here = replace(before, through=lsn, lost=tuple(map(asked, before.lost)), restated=said.number)
@@ -213,6 +221,20 @@ def refuses(rebuilding: RebuildingSet) -> frozenset[int]:
     return frozenset(each.node for each in rebuilding.lost if not each.ranges)
 
 
+def leaving(rebuilding: RebuildingSet) -> frozenset[NodeId]:
+    """Nodes that are there and give their copies away, and are not empty yet."""
+    return frozenset(drains(rebuilding))
+
+
+def drains(rebuilding: RebuildingSet) -> dict[NodeId, int]:
+    """The nodes of `leaving`, each with the LSN of the event that asked for it last."""
+    return {
+        NodeId(each.node): each.version
+        for each in rebuilding.lost
+        if each.relocates and not each.is_empty
+    }
+
+
 def work_of(rebuilding: RebuildingSet, donor: int) -> tuple[int, ...]:
     """The lost nodes for which `donor` still has to give, in node order."""
     return tuple(
@@ -220,6 +242,60 @@ def work_of(rebuilding: RebuildingSet, donor: int) -> tuple[int, ...]:
         for each in rebuilding.lost
         if not each.is_empty and donor in each.donors and donor not in each.done
     )
+
+
+def left_out(
+    rebuilding: RebuildingSet,
+    members: Iterable[int],
+    donor: int,
+    joined: Mapping[int, int] | None = None,
+) -> NeedsRebuild | None:
+    """The event that begins the work of `donor` for a node anew, with all members that have data;
+    None if no entry of its work leaves a member out.
+
+    The donors of an entry are the nodes that its writer knew. A writer that is cut off from the
+    metadata store does not know a node that has joined, and blocks of the lost node may lie there.
+
+    Args:
+        members: read after the set, so that each node that started before the events is there.
+        joined: by node, the LSN up to which it knew the events as it joined. A node that knew the
+            entry has no block that names its node, and is left out: it may have died since, and
+            rebuilding would wait for it.
+    """
+    members, joined = tuple(members), joined or {}
+    for node in work_of(rebuilding, donor):
+        entry = rebuilding.entry(node)
+        assert entry is not None, "the donor has work for it"
+        asked = (each for each in members if joined.get(each, -1) < entry.version)
+        nodes = tuple(sorted({node, *entry.donors, *asked}))
+        donors = _donors(rebuilding, nodes, node, relocates=entry.relocates)
+        if not entry.ranges and set(donors) - set(entry.donors):
+            return NeedsRebuild(
+                node, nodes, drain=entry.relocates, if_version=rebuilding.version, restart=True
+            )
+    return None
+
+
+def with_holder(
+    rebuilding: RebuildingSet, short_of: Iterable[int], holder: int
+) -> NeedsRebuild | None:
+    """The event that makes a donor of a node that joined after a loss, and that has blocks with too
+    few copies of which a recovery made none on the lost node; None if there is nothing to say.
+
+    No other node may have these blocks, and without a donor the lost node would join empty.
+
+    Args:
+        short_of: the lost nodes of which copies are missing.
+    """
+    for node in sorted(short_of):
+        entry = rebuilding.entry(node)
+        if entry is None or entry.is_empty or entry.relocates or entry.ranges:
+            continue
+        nodes = tuple(sorted({node, holder, *entry.donors}))
+        # A node that is lost itself becomes no donor by it.
+        if holder in set(_donors(rebuilding, nodes, node, relocates=False)) - set(entry.donors):
+            return NeedsRebuild(node, nodes, if_version=rebuilding.version, restart=True)
+    return None
 
 
 def gives(rebuilding: RebuildingSet, donor: int) -> bool:
@@ -307,13 +383,7 @@ def _entry(here: RebuildingSet, lsn: int, event: NeedsRebuild, known: LostNode |
         ranges = (*known.ranges, *ranges)
     # The other nodes rebuild all data of a node that lost a part: it cannot give the lost part.
     relocates = event.drain and (known is None or known.relocates)
-    gone = {
-        each.node for each in here.lost if not each.ranges and (each.is_empty or not each.relocates)
-    }
-    gone.discard(event.node)
-    if not relocates:
-        gone.add(event.node)
-    donors = tuple(sorted(set(event.nodes) - gone))
+    donors = _donors(here, event.nodes, event.node, relocates=relocates)
     done: tuple[int, ...] = ()
     is_certain = True
     if known is not None and known.relocates and known.node in known.done and not event.restart:
@@ -324,6 +394,15 @@ def _entry(here: RebuildingSet, lsn: int, event: NeedsRebuild, known: LostNode |
         event.node, lsn, relocates, event.drain or (known is not None and known.drain),
         _joined(ranges), known is None or known.is_recoverable, donors, done, is_certain,
     )  # fmt: skip
+
+
+def _donors(
+    here: RebuildingSet, nodes: Iterable[int], node: int, *, relocates: bool
+) -> tuple[int, ...]:
+    """Those of `nodes` that have data, and give what `node` lost or is to give away."""
+    gone = {e.node for e in here.lost if not e.ranges and (e.is_empty or not e.relocates)}
+    gone = gone - {node} if relocates else gone | {node}
+    return tuple(sorted(set(nodes) - gone))
 
 
 def _too_many(here: RebuildingSet, event: NeedsRebuild) -> bool:

@@ -141,6 +141,15 @@ class FailureDetector:
             if leaving:
                 self._leavers.add(node)
 
+    @property
+    def ticks(self) -> int:
+        """The ticks that this node counted."""
+        return self._ticks
+
+    def heard(self, node: NodeId) -> int | None:
+        """The tick of a node's last sign of life, None if it is not another member."""
+        return self._heard.get(node)
+
     def leave(self) -> None:
         """This node leaves; all its words say so from now on."""
         self._leaving = True

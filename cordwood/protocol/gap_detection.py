@@ -200,6 +200,22 @@ class ReadBuffer(Generic[Item]):
         self._move(upto)
         self._drop_passed()
 
+    def weigh_lost(
+        self, nodes: Iterable[NodeId], judge: Judge
+    ) -> tuple[Set[NodeId], QuorumVerdict]:
+        """The members of `nodes` that know that they have no record at `next`, and the verdict on
+        them, by the same facts as in `judge_loss`."""
+        heard = {node for node in nodes if self.knows_upto(node) > self.next}
+        return heard, _amount(judge, heard - self._damaged, heard & self._damaged)
+
+    def lost_up_to(self, last: int, heard: Iterable[NodeId]) -> int:
+        """The end of a loss at `next` that main storage reports up to `last`: before the next block
+        that is here, as far as all `heard` nodes know, and at the end of the epoch. The next epoch
+        has another nodeset, and so another verdict.
+        """
+        upto = min([self.first_here, *map(self.knows_upto, heard)])
+        return min(last, upto - 1, self.next | ESN_MAX)
+
     def take_passed(self) -> list[Item]:
         """Blocks that were dropped, or told as gaps, since the last call."""
         passed, self._passed = self._passed, []
@@ -355,7 +371,7 @@ class ReadBuffer(Generic[Item]):
         """The end of `node`'s intact view above `next`: its marker, or its first damaged copy."""
         if node in self._unknown:
             return 0
-        upto = self._markers[node]
+        upto = self.marker(node)
         bad = [each for each in self._bad.get(node, ()) if each[1] >= self.next]
         # Ranges below `next` were dealt with: they no longer bound what the node knows.
         if bad:

@@ -6,7 +6,10 @@
     FENCE    every member of the last ensemble is fenced and says its LAC, until they cover it
     READ     the entry after the LAC is read from its write set
     RE-ADD   it was found: it is written once more to its write set, as the writer would have
-    MEASURE  nothing was found after the LAC: its own entry says how long the ledger is
+    MEASURE  nothing was found after the LAC: its own entry says how long the ledger is. If it is of
+             a fragment before, and no node of it gives it, all other nodes are asked
+    SETTLE   a damaged copy keeps the end from being found: a new fragment of the same nodes begins
+             after the LAC, so that the entries before it can be repaired
     CLOSE    the state becomes "closed", with the last entry that was re-added
 
 One copy that passes its check makes an entry part of the ledger. It is always re-added: the copy
@@ -22,6 +25,11 @@ Members that fail a re-add are replaced in the recovery's own view. The others l
 close, in one write. Before, the new fragment would hide the copies of the old (BOOKKEEPER-355):
 entries are read from the ensemble that the writer wrote to.
 
+A recovery that fails at a damaged copy may fail for ever, and the entries of the last fragment
+would be without repair. All up to the LAC were acknowledged. So a new fragment begins after it,
+with the same nodes: the same nodes are fenced and read by the next recovery, and nothing is said
+about the end. The damaged copy shows that the LAC is no number that somebody made up.
+
 Several recoveries may run at once. They read and re-add the same, and the first close counts for
 all: the others take over the end that they find.
 
@@ -33,10 +41,18 @@ Source: docs/sources/bookkeeper.md (b); BookKeeper #1067, #2615, #2908.
 from __future__ import annotations
 
 import enum
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from cordwood.ledger import NO_ENTRY, Fragment, LedgerMetadata, LedgerState, Versioned
+from cordwood.ledger import (
+    ENTRY_MAX,
+    NO_ENTRY,
+    Fragment,
+    LedgerMetadata,
+    LedgerState,
+    Versioned,
+)
 from cordwood.quorum.ensemble import (
     Answer,
     covers,
@@ -58,6 +74,13 @@ class ReadEntry(NamedTuple):
 
     entry: int
     node: int
+
+
+class ReadStrays(NamedTuple):
+    """Read an entry of a settled fragment from the nodes outside its write set: a repair may have
+    passed it over, and a replaced node may be back with it."""
+
+    entry: int
 
 
 class ReAdd(NamedTuple):
@@ -96,7 +119,7 @@ class Failure(enum.Enum):
 
     NOT_COVERED = "too few members were fenced"
     UNDECIDED = "an entry has neither a copy nor enough denials"
-    NO_LENGTH = "no copy of the last entry says how long the ledger is"
+    NO_LENGTH = "no readable copy of its last confirmed entry says how long it is"
     NOT_READDED = "too few members took an entry"
     DENIED = "another password"
     OVERTAKEN = "the ledger has a fragment that this recovery does not know"
@@ -109,7 +132,16 @@ class RecoveryFailed(NamedTuple):
     entry: int
 
 
-Effect = AskFence | ReadEntry | ReAdd | PickSpare | ClaimOrClose | Recovered | RecoveryFailed
+Effect = (
+    AskFence
+    | ReadEntry
+    | ReadStrays
+    | ReAdd
+    | PickSpare
+    | ClaimOrClose
+    | Recovered
+    | RecoveryFailed
+)
 
 
 class Stage(enum.Enum):
@@ -121,6 +153,7 @@ class Stage(enum.Enum):
     READ = "read"
     RE_ADD = "re-add"
     MEASURE = "measure"
+    SETTLE = "settle"
     CLOSE = "close"
     DONE = "done"
     FAILED = "failed"
@@ -175,6 +208,8 @@ class LedgerRecovery:
         self._stored: set[int] = set()
         self._unspared: set[int] = set()
         self._length_read = 0
+        self._lac = NO_ENTRY
+        self._failure = RecoveryFailed(Failure.OVERTAKEN, NO_ENTRY)
 
     @property
     def write(self) -> int:
@@ -230,8 +265,11 @@ class LedgerRecovery:
         if answer is Answer.REFUSED:
             return self._fail(Failure.DENIED, self.last)
         if answer is Answer.FOUND:
-            self.last = max(self.last, lac)
+            # Trap: nobody adds 2^63 entries, and no entry comes after the last number. Such an
+            # answer of a faulty peer ended the program; now the recovery finds no copy there.
+            self.last = max(self.last, min(lac, ENTRY_MAX - 1))
         if covers(self._counted_for_coverage(), self._striping):
+            self._lac = self.last
             return self._read()
         if not self._poll.waits:
             return self._fail(Failure.NOT_COVERED, self.last)
@@ -278,7 +316,7 @@ class LedgerRecovery:
         if proves_absence(self._denials(), entry, self._striping):
             return self._measure()
         if not self._poll.waits:
-            return self._fail(Failure.UNDECIDED, entry)
+            return self._settle(Failure.UNDECIDED, entry)
         return []
 
     def _denials(self) -> set[int]:
@@ -365,9 +403,41 @@ class LedgerRecovery:
         if answer is Answer.FOUND:
             self.length = length
             return self._close(self._held)
-        if not self._poll.waits:
+        if self._poll.waits:
+            return []
+        if entry < self._source.first:
+            return [ReadStrays(entry)]
+        return self._settle(Failure.NO_LENGTH, entry)
+
+    def on_strays(self, entry: int, length: int | None) -> list[Effect]:
+        """The nodes outside an entry's write set were asked.
+
+        Args:
+            length: bytes of all payloads up to it, by a copy that passed its check; None if they
+                gave none.
+        """
+        if self.stage is not Stage.MEASURE or entry != self.last:
+            return []
+        if length is None:
             return self._fail(Failure.NO_LENGTH, entry)
-        return []
+        self.length = length
+        return self._close(self._held)
+
+    # Settle.
+
+    def _settle(self, failure: Failure, entry: int) -> list[Effect]:
+        """This attempt fails, as all nodes of an entry have answered or are silent. If one of them
+        has a damaged copy, write down first that the entries up to the LAC are settled.
+
+        Entries that were re-added in this attempt are above the LAC, and may be on spares that the
+        metadata does not name: they stay in the last fragment.
+        """
+        if not may_settle(self._lac, self._source, self._poll.answers.values()):
+            return self._fail(failure, entry)
+        self.stage = Stage.SETTLE
+        self._failure = RecoveryFailed(failure, entry)
+        self._proposed = self._held.metadata.with_ensemble(self._lac + 1, self._source.nodes)
+        return [ClaimOrClose(self._held.version, self._proposed)]
 
     # Close.
 
@@ -388,13 +458,16 @@ class LedgerRecovery:
             return self._claim(held)
         if self.stage is Stage.CLOSE:
             return self._adopt(held.metadata)
-        return []
+        return self._fail(*self._failure) if self.stage is Stage.SETTLE else []
 
     def on_metadata_found(self, held: Versioned) -> list[Effect]:
         """The compare-and-set lost, or its answer was lost; this is the present metadata."""
         found = held.metadata
         if self.stage is Stage.CLAIM:
             return self._claim(held)
+        if self.stage is Stage.SETTLE:
+            is_closed = found.state is LedgerState.CLOSED
+            return self._adopt(found) if is_closed else self._fail(*self._failure)
         if self.stage is not Stage.CLOSE:
             return []
         if found.state is LedgerState.CLOSED:
@@ -414,3 +487,16 @@ class LedgerRecovery:
     def _fail(self, failure: Failure, entry: int) -> list[Effect]:
         self.stage = Stage.FAILED
         return [RecoveryFailed(failure, entry)]
+
+
+def may_settle(lac: int, source: Fragment, answers: Iterable[Answer]) -> bool:
+    """Whether a recovery that fails begins a new fragment after the LAC.
+
+    Not without a damaged copy. A node that is away or busy comes back, and the next attempt ends
+    the ledger. And where a client told a LAC that is too high, nodes say that they do not have its
+    entry: a fragment up to there would have more entries than anybody can look for.
+
+    Args:
+        answers: of all members of the write set of the entry at which the recovery fails.
+    """
+    return lac >= source.first and Answer.DAMAGED in answers

@@ -64,7 +64,7 @@ class WriterLimits:
         quorum_timeout_s: an entry may wait so long for Qa nodes; None for ever.
         changes_max: of the ensemble; None for any number.
         delays_change: a node is replaced only when an entry cannot get Qa otherwise, or when it
-            is read-only.
+            is read-only or lost while another node can take its place.
         defers_sync: see the module.
     """
 
@@ -268,8 +268,9 @@ class LedgerWriter:
         if self._limits.defers_sync:
             return self._close(End.WRITE_FAILED)
         add, bit = self._adds.get(entry), 1 << place
+        is_replaced = refusal is Refusal.READ_ONLY or not self._limits.delays_change
         if add is None:
-            if self._answered_late(entry, bit) and not self._limits.delays_change:
+            if self._answered_late(entry, bit) and is_replaced:
                 self._late[place] = node
             return []
         if not add.waits & bit:
@@ -277,8 +278,7 @@ class LedgerWriter:
         add.waits &= ~bit
         add.failed |= bit
         spare = self._striping.write - self._striping.ack
-        is_needed = refusal is Refusal.READ_ONLY or add.failed.bit_count() > spare
-        if is_needed or not self._limits.delays_change:
+        if is_replaced or add.failed.bit_count() > spare:
             for each in range(self._striping.ensemble):
                 if add.failed & 1 << each:
                     self._failed[each] = self.ensemble[each]
@@ -370,10 +370,10 @@ class LedgerWriter:
         """Ask for nodes where some failed and no change is under way."""
         if self.phase is not Phase.WRITING or not self._failed:
             return []
-        if not self._may_change():
-            return self._close(End.TOO_MANY_CHANGES)
-        self.phase = Phase.PICKING
         self._asked = {*self._failed}
+        if not self._may_change():
+            return self._stay(End.TOO_MANY_CHANGES)
+        self.phase = Phase.PICKING
         return [PickNodes(tuple(sorted(self._asked)), self.ensemble)]
 
     def _may_change(self) -> bool:
@@ -391,7 +391,7 @@ class LedgerWriter:
             return []
         assert nodes.keys() <= self._asked, "only a failed member is replaced"
         if not nodes:
-            return self._close(End.TOO_FEW_NODES)
+            return self._stay(End.TOO_FEW_NODES)
         ensemble = tuple(nodes.get(place, node) for place, node in enumerate(self.ensemble))
         # A place that keeps its node is sent the entries again: its failure may have passed.
         self._kept = self._asked - nodes.keys()
@@ -399,6 +399,17 @@ class LedgerWriter:
         self._failed = {p: n for p, n in self._failed.items() if p not in self._asked}
         self._changes += 1
         return self._propose(self._held, ensemble)
+
+    def _stay(self, end: End) -> list[Effect]:
+        """The ensemble cannot change: close, unless change is delayed and no entry needs it."""
+        # Race: the node that was to replace a member has another place by now, or is gone.
+        spare = self._striping.write - self._striping.ack
+        is_at_stake = any(add.failed.bit_count() > spare for add in self._adds.values())
+        if is_at_stake or not self._limits.delays_change:
+            return self._close(end)
+        self.phase = Phase.WRITING
+        self._failed = {p: n for p, n in self._failed.items() if p not in self._asked}
+        return self._complete() + self._go_on()
 
     def _propose(self, held: Versioned, ensemble: tuple[int, ...]) -> list[Effect]:
         """Write that a fragment of these nodes begins at LAC+1; a fragment that begins there
@@ -571,10 +582,12 @@ class LedgerWriter:
         found.waits.discard(place)
         if found.waits:
             return []
-        del self._forces[force]
         if found.through > self.lac:
             self.lac, self.length = found.through, found.length
-        return [Forced(force, found.through)]
+        # Race: a later force overtook earlier ones. It has confirmed what they wait for, and a
+        # close that follows it would end them with an error.
+        done = [number for number, each in self._forces.items() if each.through <= self.lac]
+        return [Forced(number, self._forces.pop(number).through) for number in done]
 
     def on_force_failed(self, force: int, refusal: Refusal) -> list[Effect]:
         """A node did not answer a force. It may have lost entries that it confirmed, so the writer

@@ -143,7 +143,8 @@ def shorten(
     Args:
         end: the last LSN that stays, at least the LSN before the head's start. An entry that
             reaches past it is cut there.
-        fence: above all turns. page_of: gives the pages that reach past `end`.
+        fence: above all turns.
+        page_of: gives the pages that reach past `end`.
     Raises:
         Fenced: a turn as high has begun.
     """

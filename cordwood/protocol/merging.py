@@ -33,6 +33,11 @@ PageOf = Callable[[PageRef], Page]
 """A page that was read before."""
 
 
+TURN_US_MAX = 30 * 86_400_000_000
+"""The longest turn: as long as `tier.merge_turn_s` may be. A turn that ends later has its time from
+a clock that was ahead. If its holder died, nodes would merge nothing of the log until that time."""
+
+
 def merge_fence(head: Head) -> int:
     """The fence of the objects of the present turn."""
     return MERGED | head.merging.number
@@ -49,7 +54,7 @@ def take_merging(head: Head, holder: str, until_us: int, waits_us: int = 0) -> H
         Fenced: it has to wait.
     """
     held = head.merging
-    if waits_us and held.holder not in ("", holder) and waits_us <= held.until_us:
+    if waits_us and held.holder not in ("", holder) and not _is_overdue(held, waits_us):
         raise Fenced(f"log {head.log}: {held.holder!r} has the turn {held.number} at merging")
     merging = Merging(head.merging.number + 1, holder, until_us)
     return head._replace(version=head.version + 1, merging=merging)
@@ -64,9 +69,14 @@ def end_merging(head: Head, number: int) -> Head:
 
 def end_overdue(head: Head, now_us: int) -> Head:
     """End the turn in force if its time is over; the head itself if it is not."""
-    if now_us <= head.merging.until_us:
+    if not _is_overdue(head.merging, now_us):
         return head
     return end_merging(head, head.merging.number)
+
+
+def _is_overdue(held: Merging, now_us: int) -> bool:
+    """Whether another process may end a turn."""
+    return not now_us <= held.until_us <= now_us + TURN_US_MAX
 
 
 def check_merging(head: Head, number: int) -> None:

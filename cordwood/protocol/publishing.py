@@ -106,8 +106,8 @@ def check_repeat(query: str, known: tuple[int, str], given: tuple[int, str]) -> 
         "checkpoint of the query is an older copy, lost its newest files, or is a new one under "
         "an old name, or another query has this name. Put the newest checkpoint back; or start the "
         "query with a new checkpoint and a new name (txnAppId), from the place up to which its "
-        "records are in the log. Or the batch was begun with another deliveryMode: give that one "
-        "again until the batch is done"
+        "records are in the log. Or the batch was begun with another deliveryMode, with another "
+        "txnAppId or with none: give these as they were until the batch is done"
     )
 
 

@@ -36,7 +36,8 @@ class Group(NamedTuple):
     """Bytes of blocks of one nodeset that a node holds.
 
     Attributes:
-        nodes: of the nodeset, in node order. copies: that its blocks have.
+        nodes: of the nodeset, in node order.
+        copies: that its blocks have.
     """
 
     nodes: tuple[int, ...]

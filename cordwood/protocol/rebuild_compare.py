@@ -44,6 +44,9 @@ class Has(enum.IntEnum):
     """The node lost records there."""
     TRIMMED = 4
     """The node deleted its copy: the block is trimmed, or main storage has it."""
+    LET_GO = 5
+    """The node let go of the block's place, because main storage held it. Main storage may have
+    lost it since. On the wire this is TRIMMED with a mark."""
 
 
 class Word(NamedTuple):
@@ -99,6 +102,36 @@ def compare(block: Held, me: int, losses: Losses, words: Mapping[int, Word]) -> 
     sure = [words[node] for node in others if words[node].has is not Has.UNSURE]
     is_full = all(each.has is Has.YES and me in each.copyset for each in sure)
     return Compared(Finding.MOVE if is_full else Finding.LEFT_OVER)
+
+
+class LetGo(NamedTuple):
+    """A block of which other nodes let go.
+
+    Attributes:
+        past: nodes that hold no copy, and can take none.
+        words: the answers of the other nodes.
+    """
+
+    past: frozenset[int]
+    words: Mapping[int, Word]
+
+
+def let_go(words: Mapping[int, Word], is_in_main_storage: bool) -> LetGo | None:
+    """The answers about a block of which some nodes let go; None if the donor is done with it,
+    because main storage has it.
+
+    Trap: main storage may have lost the block. The nodes that still hold it keep it, and readers
+    get it from them alone.
+    """
+    past = frozenset(node for node, word in words.items() if word.has is Has.LET_GO)
+    if past and is_in_main_storage:
+        return None
+    return LetGo(past, {node: word for node, word in words.items() if node not in past})
+
+
+def taken_for_trimmed(words: Mapping[int, Word]) -> dict[int, Word]:
+    """The answers about a block that main storage has: it is done with, as a trimmed one."""
+    return {n: Word(Has.TRIMMED) if w.has is Has.LET_GO else w for n, w in words.items()}
 
 
 def held_in_common(block: Held, me: int, losses: Losses, words: Mapping[int, Word]) -> Held | None:

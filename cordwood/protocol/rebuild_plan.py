@@ -63,6 +63,9 @@ class Losses:
         leaving: nodes that have their data and are to give it away.
         ranges: of nodes that lost only some ranges of time.
         barred: nodes that take no new copies: `gone`, `leaving`, and empty nodes.
+        awaited: of `gone`, nodes that are let in again, empty, once the donors have given all.
+        giving: nodes that have blocks to give, for a lost node or a rebalance. No other node looks
+            at its blocks.
         unsure: nodes that lost records and go on: they may lack what envelopes say they have.
         lacking: of these, the nodes that lack the block at hand, as they say themselves.
         shares: what nodes give to emptier ones, see `protocol.rebalance_plan`.
@@ -76,6 +79,8 @@ class Losses:
     unsure: frozenset[int] = frozenset()
     lacking: frozenset[int] = frozenset()
     shares: tuple[Transfer, ...] = ()
+    awaited: frozenset[int] = frozenset()
+    giving: frozenset[int] = frozenset()
 
     @classmethod
     def of(cls, rebuilding: RebuildingSet) -> Losses:
@@ -83,11 +88,22 @@ class Losses:
         whole = [each for each in rebuilding.lost if not each.ranges]
         leaves = [each.node for each in whole if each.relocates and not each.is_empty]
         gone = frozenset(each.node for each in whole) - frozenset(leaves)
+        waits = [each for each in whole if each.node in gone and not each.is_empty]
+        awaited = frozenset(each.node for each in waits)
+        works = [{*each.donors} - {*each.done} for each in rebuilding.lost if not each.is_empty]
         ranges = tuple((each.node, each.ranges) for each in rebuilding.lost if each.ranges)
         known = rebuilding.rebalancing
-        shares = known.shares if known is not None and known.left else ()
+        left = known.left if known is not None else ()
+        shares = known.shares if known is not None and left else ()
         return cls(
-            rebuilding.version, gone, frozenset(leaves), ranges, gone | {*leaves}, shares=shares
+            rebuilding.version,
+            gone,
+            frozenset(leaves),
+            ranges,
+            gone | {*leaves},
+            shares=shares,
+            awaited=awaited,
+            giving=frozenset(left).union(*works),
         )
 
     def missing(self, block: Held) -> frozenset[int]:
@@ -108,6 +124,16 @@ class Losses:
         lacks = self.lacks(block)
         return next((node for node in block.copyset if node not in lacks), None)
 
+    def gives_awaited(self, block: Held, me: int) -> bool:
+        """Whether a node gives a block that names awaited nodes (`with_awaited`).
+
+        It is the first that has the block and looks at its blocks. Those before it may have been
+        done before the recovery that stored the block, or may have joined after the loss.
+        """
+        lacks = self.lacks(block)
+        gives = (node for node in block.copyset if node in self.giving and node not in lacks)
+        return next(gives, None) == me
+
     def may_give(self, block: Held, node: int) -> bool:
         """Whether a node is the donor, or is if all before it that are unsure lack the block."""
         lacks = self.lacks(block)
@@ -116,9 +142,35 @@ class Losses:
                 return each == node and node not in lacks
         return False
 
+    def doubting(self, block: Held, is_kept: bool) -> Losses:
+        """The losses with doubts about all members of a block's copyset, if main storage lost the
+        block and its holders keep it: a member may have let go of it before it was lost."""
+        return replace(self, unsure=self.unsure | {*block.copyset}) if is_kept else self
+
     def doubts(self, block: Held, me: int) -> frozenset[int]:
         """Members to ask whether they have the block."""
         return (self.unsure & frozenset(block.copyset)) - self.lacks(block) - {me}
+
+
+def with_awaited(block: Held, losses: Losses, nodeset: Nodeset, replication: Replication) -> Held:
+    """The block; if it has fewer copies than its epoch asks for, its copyset also names the awaited
+    nodes of the nodeset.
+
+    A recovery stores an epoch's end on fewer nodes while the others are lost, and then no envelope
+    names these. If one of them came in empty before the copies are made, readers would count its
+    silence for copies that nobody made, and would report a loss.
+    """
+    named, everyone = frozenset(block.copyset), frozenset(nodeset.nodes)
+    unnamed = [int(node) for node in nodeset.nodes if node in losses.awaited - named]
+    # Trap: a nodeset that could never keep the replication would never let a lost node in.
+    if (
+        not unnamed
+        or not named <= everyone
+        or can_replicate({NodeId(node) for node in named}, nodeset, replication)
+        or not can_replicate(everyone, nodeset, replication)
+    ):
+        return block
+    return block._replace(copyset=(*block.copyset, *unnamed))
 
 
 class Move(NamedTuple):
@@ -236,12 +288,17 @@ def after_asking(move: Move, known: Mapping[int, Known]) -> tuple[Move, int]:
 def is_certain(rebuilding: RebuildingSet, nodeset: Nodeset, replication: Replication) -> bool:
     """Whether no block of an epoch can have all its copies on nodes that lack data.
 
-    Then the donors have given copies of all blocks. A node that lost a range lacks data. An empty
-    node lacks none: its data lies on other nodes."""
-    lacking = {
+    Then the donors have given copies of all blocks."""
+    return not can_replicate(lacking(rebuilding), nodeset, replication)
+
+
+def lacking(rebuilding: RebuildingSet) -> frozenset[NodeId]:
+    """The nodes that lack data that they should have.
+
+    A node that lost a range lacks data. An empty node lacks none: its data lies on other nodes."""
+    return frozenset(
         NodeId(each.node) for each in rebuilding.lost if not each.relocates and not each.is_empty
-    }
-    return not can_replicate(lacking, nodeset, replication)
+    )
 
 
 def in_order(blocks: Iterable[Held]) -> list[Held]:

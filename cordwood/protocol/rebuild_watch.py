@@ -24,6 +24,12 @@ TURN_S = 10.0
 """How long a live node reports a loss until the next one does: ten looks, and longer than a call to
 a metadata store that does not answer."""
 
+AWAITED_LOST_MAX = 2
+"""Nodes that may be lost at a time for another lost or drained node to get its missing donor out of
+the way, whatever share of the cluster they are. Two of five are more than the share that may be
+rebuilt, and logs with three copies, the default, survive them. With more, blocks may have no copy
+left, and an operator decides."""
+
 
 class LossWatch:
     """One node's watch over the others.
@@ -43,7 +49,8 @@ class LossWatch:
         Race: an entry may begin and end between two calls of `due`.
         """
         for entry in rebuilding.lost:
-            self._dead_since.pop(entry.node, None)
+            if not _may_be_lost(entry):
+                self._dead_since.pop(entry.node, None)
 
     def due(
         self, now: float, members: Iterable[int], dead: Collection[int], rebuilding: RebuildingSet
@@ -55,7 +62,7 @@ class LossWatch:
         self._dead_since = {
             node: self._dead_since.get(node, now)
             for node in nodes
-            if node in dead and rebuilding.entry(node) is None
+            if node in dead and _may_be_lost(rebuilding.entry(node))
         }
         alive = [node for node in nodes if node not in dead]
         if not self._after_s or self._me not in alive:
@@ -66,7 +73,9 @@ class LossWatch:
         if 2 * len(set(alive) - empty) <= len(set(nodes) - empty):
             return []
         return [
-            NeedsRebuild(node, nodes, if_version=rebuilding.version)
+            NeedsRebuild(
+                node, nodes, if_version=rebuilding.version, forced=_is_awaited(node, rebuilding)
+            )
             for node, since in self._dead_since.items()
             if now - since >= self._after_s and self._has_turn(now - since - self._after_s, alive)
         ]
@@ -77,6 +86,23 @@ class LossWatch:
         return alive[int(lost_s // TURN_S) % len(alive)] == self._me
 
 
+def _is_awaited(node: int, rebuilding: RebuildingSet) -> bool:
+    """Whether the loss of a node is to be taken although a large share of nodes is rebuilt then.
+
+    Another entry waits for this node as a donor. If its loss were refused, neither node would ever
+    be rebuilt. This does not begin a mass rebuilding: most nodes live, and few are lost.
+    """
+    others = [e for e in rebuilding.lost if e.node != node and not e.is_empty and not e.ranges]
+    waits = any(node in e.donors and node not in e.done for e in others)
+    return waits and len(others) < AWAITED_LOST_MAX
+
+
+def _may_be_lost(entry: LostNode | None) -> bool:
+    """Whether a dead node is to be reported as lost, by its entry. A drained node is, until it is
+    empty: only it can give the blocks of which it is the donor, also those of other lost nodes."""
+    return entry is None or bool(entry.ranges) or (entry.relocates and not entry.is_empty)
+
+
 class Start(enum.Enum):
     """What a node does that starts, by its own entry and its disk."""
 
@@ -85,10 +111,17 @@ class Start(enum.Enum):
     ANEW = "its data lies on other nodes, and its disk is empty: it joins and acks"
     WAITS = "its disk is empty, and its data is not rebuilt yet: it ends, and tries again"
     STALE = "its data lies on other nodes, and it has the old copies: it ends"
+    KEEPS_LEDGERS = "as STALE, but its ledgers are wanted: it drops the old copies, and joins"
 
 
 def on_start(
-    entry: LostNode | None, *, is_known: bool, is_blank: bool, anew: int | None = None
+    entry: LostNode | None,
+    *,
+    is_known: bool,
+    is_blank: bool,
+    anew: int | None = None,
+    keeps_ledgers: bool = False,
+    is_dropping: bool = False,
 ) -> Start:
     """What a node does that starts.
 
@@ -97,7 +130,15 @@ def on_start(
         is_known: whether it ran before, on this disk or another.
         is_blank: whether its disk holds nothing.
         anew: the version of the entry by which this disk was begun anew; None for an old disk.
+        keeps_ledgers: whether an operator wants the ledgers of an old disk.
+        is_dropping: whether an earlier start began to drop the logs of this disk, and may not have
+            come to the end.
     """
+    if is_dropping:
+        # Some blocks of logs may be gone. Whatever the set says now, the disk must not count as
+        # whole: it waits, as an empty disk does, until it is called empty again.
+        is_empty = entry is not None and entry.is_empty
+        return Start.KEEPS_LEDGERS if is_empty else Start.WAITS
     if entry is None or entry.ranges:
         # An empty disk may be a disk that was not mounted, so it says nothing of itself: the others
         # begin when the node has been dead for long, or an operator does.
@@ -106,7 +147,9 @@ def on_start(
         if is_blank or anew == entry.version:
             return Start.ANEW
         # A drained node stays up and empty until an operator undrains it.
-        return Start.SERVE if entry.drain else Start.STALE
+        if entry.drain:
+            return Start.SERVE
+        return Start.KEEPS_LEDGERS if keeps_ledgers else Start.STALE
     if is_blank or anew == entry.version:
         # Of the latter the event log lost that the node was empty: it is made anew once more.
         return Start.WAITS

@@ -14,6 +14,9 @@ A range is *whole* if nothing else can be missing there. One of two facts shows 
 - The nodes that answered, and that know all their copies, are an f-majority. Then each
   acknowledged block of the range is on one of them. This node counts as silent there.
 
+A node that let go of the range, because main storage held it, has no copy there, and is not sure:
+main storage may have lost the range since. Then the nodes that still hold it have the only copies.
+
 Records that other nodes trimmed are left alone: this node takes them for damaged until it hears of
 the trim. No trimmed record is stored again.
 
@@ -67,7 +70,9 @@ class Said(NamedTuple):
     Attributes:
         copies: that it holds there.
         is_sure: whether these are all, so that it holds nothing else there.
-        gone: up to where the log left that node, trimmed or into main storage.
+        gone: up to where the log is trimmed, as that node knows.
+        let_go: up to where it let go of copies, because main storage held the records. Main storage
+            may have lost them since.
         upto: the last LSN of which it spoke; it may end before the range does.
     """
 
@@ -75,6 +80,7 @@ class Said(NamedTuple):
     is_sure: bool = True
     gone: int = 0
     upto: int = LSN_MAX
+    let_go: int = 0
 
 
 class Take(NamedTuple):
@@ -103,7 +109,8 @@ class RepairPlan(NamedTuple):
 
 
 def part_to_plan(first: int, last: int, said: Mapping[NodeId, Said]) -> tuple[int, int]:
-    """The part of `[first, last]` that can be planned by these answers: all nodes spoke of it.
+    """The part of `[first, last]` that can be planned by these answers: all nodes spoke of it, and
+    each let go of all of it or of nothing of it.
 
     It is empty if some node spoke only of LSNs that others trimmed. Then ask again behind these.
 
@@ -112,6 +119,8 @@ def part_to_plan(first: int, last: int, said: Mapping[NodeId, Said]) -> tuple[in
     """
     gone = max((each.gone for each in said.values()), default=0)
     upto = min((each.upto for each in said.values()), default=last)
+    start = max(first, gone + 1)
+    upto = min([upto, *(each.let_go for each in said.values() if start <= each.let_go < last)])
     if upto >= last or gone >= last:
         return first, last
     return (first, upto) if upto > gone else (max(first, gone + 1), gone)
@@ -126,6 +135,8 @@ def plan_repair(
     epochs: Iterable[tuple[Nodeset, Replication]],
     statuses: Mapping[NodeId, Authority],
     known: BlockHeader | None = None,
+    *,
+    believes_let_go: bool = False,
 ) -> RepairPlan:
     """The blocks to store again in `[first, last]`.
 
@@ -136,10 +147,13 @@ def plan_repair(
         statuses: of nodes that are not fully authoritative.
         known: the header of the block that rotted, where all of the range is that block and its
             index entry can be read.
+        believes_let_go: a node that let go of the range counts among those that know their copies:
+            it has none, and never says more. Otherwise the range stays unknown here until this node
+            lets go of it too.
     """
     gone = max((each.gone for each in said.values()), default=0)
     start = max(first, gone + 1)
-    # The range is trimmed or in main storage elsewhere. This node hears of that by itself.
+    # The range is trimmed elsewhere. This node hears of that by itself.
     if start > last:
         return RepairPlan(start, (), is_whole=False, waits=_TRIMMED, last=last)
     held = {copy.place: copy for copy in mine}
@@ -170,7 +184,11 @@ def plan_repair(
         waits = "" if is_found else _WANTED.format([int(node) for node in sorted(said)])
         return RepairPlan(start, tuple(takes), is_found, waits, last)
     # Where it is not known what rotted, only an f-majority can say that nothing is missing.
-    sure = {node for node, each in said.items() if each.is_sure} - {me}
+    sure = {
+        node
+        for node, each in said.items()
+        if each.is_sure and (believes_let_go or each.let_go < start)
+    } - {me}
     for nodeset, replication in epochs:
         if not weigh_replies(sure, nodeset, replication, statuses).is_f_majority:
             lacking = sorted(set(nodeset.nodes) - sure - {me})

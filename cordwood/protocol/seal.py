@@ -20,9 +20,19 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from cordwood.block import Produced
+from cordwood.errors import Fenced
 from cordwood.lsn import format_lsn
 from cordwood.nodes import NodeId, Nodeset
 from cordwood.protocol.producers import ProducerTable
+
+
+def begun_before(log: int, epoch: int, begun: int) -> Fenced:
+    """The refusal to begin an epoch, if nodes know that `begun`, which is not lower, has begun."""
+    return Fenced(
+        f"log {log}: epoch {epoch} is to begin, and nodes know that epoch {begun} began before: "
+        "was an older copy of the metadata store put back?",
+        begun,
+    )
 
 
 class SealTable:
@@ -66,6 +76,7 @@ class SealTally:
         self._quiet_us: list[int] = []
         self._unsure: set[NodeId] = set()
         self._produced: list[tuple[int, Produced]] = []
+        self._begun = 0
 
     def on_produced(self, epoch: int, produced: Iterable[Produced]) -> None:
         """A node that sealed holds these blocks of producers in `epoch`."""
@@ -98,6 +109,7 @@ class SealTally:
         append_time_us: int,
         is_sure: bool = True,
         quiet_us: int = 0,
+        begun: int = 0,
     ) -> None:
         """`node` sealed, and knows these LNGs by epoch.
 
@@ -105,6 +117,7 @@ class SealTally:
             append_time_us: the latest append time that `node` holds.
             is_sure: whether `node` knows all that it holds; False if it lost records.
             quiet_us: for so long it has taken no record, or has run.
+            begun: the highest epoch of which `node` knows that it began.
         """
         assert node in self._nodeset, "a seal is asked of members only"
         self._lngs[node] = lngs
@@ -112,6 +125,20 @@ class SealTally:
             self._unsure.add(node)
         self._append_time_us = max(self._append_time_us, append_time_us)
         self._quiet_us.append(quiet_us)
+        self._begun = max(self._begun, begun)
+
+    def check_unbegun(self, log: int, epoch: int) -> None:
+        """Check that `epoch`, which seals and has given out no LSN yet, was never begun before.
+
+        Trap: an epoch is handed out again if an older copy of the metadata store was put back. The
+        nodes have its seal from the first time, and take the second for a retry. The new epoch
+        would give out the LSNs of acknowledged records again.
+
+        Raises:
+            Fenced: a member knows that `epoch` or a higher one began.
+        """
+        if self._begun >= epoch:
+            raise begun_before(log, epoch, self._begun)
 
     @property
     def quiet_us(self) -> int:

@@ -219,6 +219,10 @@ class SenderChoice:
         """Other nodes hold a node's data now, which they may not have held before."""
         self._ask_anew(at_once=True)
 
+    def on_trim_untold(self) -> None:
+        """Main storage begins behind the trim points that the nodes told: ask for present ones."""
+        self._ask_anew(at_once=True)
+
     def on_late(self) -> None:
         """The nodes take too long to finish by the old order."""
         self._ask_anew(at_once=True)

@@ -67,7 +67,8 @@ def plan_staged(
     """The work of node `me` for a staged block that it holds and that lacks copies.
 
     Args:
-        gone: nodes without their data. barred: these, nodes that are leaving, and empty ones.
+        gone: nodes without their data.
+        barred: these, nodes that are leaving, and empty ones.
         told: what the other members that have data say; None where they do not hold the block.
         nodeset, replication: the newest of the log.
         available: nodes worth sending to.

@@ -1,15 +1,16 @@
 """A rule: names the node that uploads a log now, and the node that tends what no log's node tends.
 
-A log is uploaded by the first living node in the order in which nodes should sequence it. That node
-may be cut off from main storage or from the metadata store, alone and for long. Other nodes cannot
-see that. So every STAND_IN_EVERY turns one turn belongs to another living node, each of them
-in turn. It then uploads the log in place of the first node.
+A log is uploaded by the first living node in the order in which nodes should sequence it. Closed
+ledgers are uploaded, and their objects deleted, by the living node with the lowest number. Such a
+node may be cut off from main storage or from the metadata store, alone and for long. Other nodes
+cannot see that. So every STAND_IN_EVERY turns one turn belongs to another living node, each of them
+in turn. It then does the work in place of the first node.
 
 Turns follow the clock, which is about the same on all nodes. If clocks differ, two nodes upload a
 log at once, or no node does for a turn. Two uploaders are safe: a turn at the manifest ends earlier
-turns, and a commit is a compare-and-set.
+turns, and a commit is a compare-and-set. An attempt to upload a ledger ends earlier attempts.
 
-Source: docs/protocol/main-storage.md, rule 6.
+Source: docs/protocol/main-storage.md, rule 6; docs/protocol/ledgers.md, rule 35.
 """
 
 from __future__ import annotations
@@ -31,10 +32,11 @@ changes of hands cost a read of the manifest and of the headers of waiting recor
 
 
 def uploader_of(order: Sequence[NodeId], now_us: int, look_s: float) -> NodeId | None:
-    """The node that uploads a log now; None without nodes.
+    """The node that uploads a log, or ledgers, now; None without nodes.
 
     Args:
-        order: the living nodes, in the order in which they should sequence the log.
+        order: the living nodes: of a log, in the order in which they should sequence it; of
+            ledgers, by number.
         now_us: the time by the wall clock, in microseconds.
         look_s: seconds between two looks of a node.
     """

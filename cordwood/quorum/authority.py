@@ -9,7 +9,8 @@ Source: docs/sources/logdevice.md 2.6, 2.9.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
+from dataclasses import replace
 
 from cordwood.nodes import Authority, Member, NodeId
 
@@ -44,3 +45,20 @@ def may_become(before: Authority, after: Authority) -> bool:
 def rebuilt_nodes(members: Iterable[Member]) -> frozenset[NodeId]:
     """The members whose status says that their data is gone or lies on other nodes."""
     return frozenset(member.node for member in members if member.authority in REBUILT)
+
+
+def may_be_back(members: Iterable[Member], sure: Container[NodeId]) -> tuple[Member, ...]:
+    """Members as a node tells them if it has not heard of their statuses for long.
+
+    A node whose data was gone may be back with it since, and may be down by now. So readers have to
+    wait for it. Without this, a reader would be told of a loss of records that this node has.
+
+    Args:
+        sure: nodes with a status from another source, which counts as told.
+    """
+    return tuple(
+        replace(each, authority=Authority.UNAVAILABLE)
+        if each.authority in REBUILT and each.node not in sure
+        else each
+        for each in members
+    )

@@ -451,6 +451,15 @@ class World:
             match effect:
                 case recovering.AskFence(node) | recovering.ReadEntry(_, node):
                     self.send(client, effect, node)
+                case recovering.ReadStrays(entry):
+                    copies = [
+                        node.copies[entry]
+                        for node in self.nodes.values()
+                        if node.up and entry in node.copies
+                    ]
+                    lengths = [each.length for each in copies if not each.rotten]
+                    self.meet("strays")
+                    self.run_recovery(client, recovery.on_strays(entry, next(iter(lengths), None)))
                 case recovering.ReAdd(entry, node):
                     copy = self.read[client, self.attempts[client], entry]
                     self.send(client, effect, node, copy)

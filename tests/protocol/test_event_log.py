@@ -15,8 +15,10 @@ from cordwood.protocol.event_log import (
     apply,
     authorities,
     authority_of,
+    left_out,
     refuses,
     replay,
+    with_holder,
     work_of,
 )
 from cordwood.rebuilding import (
@@ -568,3 +570,74 @@ def test_what_holds_of_every_set(story: list[tuple[int, RebuildEvent]]) -> None:
             for node in map(NodeId, range(1, 7))
             if authority_of(found, node) is not Authority.FULLY_AUTHORITATIVE
         }
+
+
+@pytest.mark.parametrize(
+    ("story", "members", "donor", "donors"),
+    [
+        ("lost 3/5", 5, 1, None),
+        ("lost 3/5", 6, 1, (1, 2, 4, 5, 6)),
+        ("lost 3/5", 6, 6, None),  # it has no work, so it reports nothing
+        ("lost 3/5; done 3 by 1 @10", 6, 1, None),
+        ("lost 3/5; done 3 by 1 @10", 6, 2, (1, 2, 4, 5, 6)),
+        ("drain 3/5", 6, 1, (1, 2, 3, 4, 5, 6)),
+        ("lost 6/6; lost 3/5", 6, 1, None),  # node 6 has no data
+        ("range 3/5 of 1 to 9", 6, 1, None),
+        ("drain 2/2; lost 3/5", 2, 4, None),  # a donor that few know stays a donor
+        ("lost 3/8; gone 3; lost 4/7", 8, 1, (1, 2, 5, 6, 7, 8)),
+    ],
+)
+def test_a_member_that_an_event_leaves_out_becomes_a_donor(
+    story: str, members: int, donor: int, donors: tuple[int, ...] | None
+) -> None:
+    before = replay(events(story))
+    asked = left_out(before, range(1, members + 1), donor)
+    if donors is None:
+        assert asked is None
+        return
+    assert asked is not None
+    after, verdict = apply(before, 50, asked)
+    entry, known = after.entry(asked.node), before.entry(asked.node)
+    assert entry is not None
+    assert known is not None
+    assert (verdict, entry.donors, entry.done) == (Verdict.TAKEN, donors, ())
+    assert (entry.relocates, entry.drain) == (known.relocates, known.drain)
+    assert left_out(after, range(1, members + 1), donor) is None
+    assert apply(after, 51, asked).verdict is Verdict.STALE, "two donors find it"
+
+
+@pytest.mark.parametrize(
+    ("joined", "donors"),
+    [
+        ({}, (1, 2, 4, 5, 6, 7)),
+        ({6: 9, 7: 9}, (1, 2, 4, 5, 6, 7)),
+        ({6: 10}, (1, 2, 4, 5, 7)),
+        ({6: 10, 7: 30}, None),
+    ],
+)
+def test_a_member_that_knew_the_event_as_it_joined_stays_left_out(
+    joined: dict[int, int], donors: tuple[int, ...] | None
+) -> None:
+    before = replay(events("lost 3/5; done 3 by 2 @10"))
+    asked = left_out(before, range(1, 8), 1, joined)
+    if donors is None:
+        assert asked is None
+        return
+    assert asked is not None
+    entry = apply(before, 50, asked).after.entry(3)
+    assert entry is not None
+    assert entry.donors == donors
+
+
+def test_a_node_that_holds_a_short_end_becomes_a_donor_once() -> None:
+    before = replay(events("lost 3/5; done 3 by 2 @10"))
+    asked = with_holder(before, {3}, 7)
+    assert asked is not None
+    after, verdict = apply(before, 50, asked)
+    entry = after.entry(3)
+    assert verdict is Verdict.TAKEN
+    assert entry is not None
+    assert (entry.donors, entry.done) == ((1, 2, 4, 5, 7), ())
+    assert with_holder(after, {3}, 7) is None
+    assert with_holder(after, {3}, 3) is None
+    assert with_holder(after, {6}, 7) is None

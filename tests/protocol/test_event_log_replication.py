@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 
+from cordwood.lsn import EVENT_LOG
 from cordwood.nodes import Member, NodeId, Nodeset, Replication
-from cordwood.protocol.event_log import has_place, replication_with_place
+from cordwood.protocol.event_log import event_log_nodes, has_place, replication_with_place
+from cordwood.quorum.copyset import can_replicate
+from cordwood.quorum.nodeset_selection import choose_nodeset
 
 
 def over_racks(*sizes: int) -> Nodeset:
@@ -41,3 +46,33 @@ def test_the_nearest_replication_that_can_record_a_loss(
     found = replication_with_place(over_racks(*sizes), asked)
     assert found == wanted
     assert found == asked or has_place(over_racks(*sizes), found)
+
+
+@pytest.mark.parametrize(("sizes", "wanted"), [((1, 1), Replication(2, 2)), ((2,), Replication(2))])
+def test_two_nodes_that_are_left_of_more_can_record_that_a_third_is_back(
+    sizes: tuple[int, ...], wanted: Replication
+) -> None:
+    """Three copies, as the root asks for, could not be stored at all."""
+    assert replication_with_place(over_racks(*sizes), Replication(3, 2)) == wanted
+
+
+@pytest.mark.parametrize("racks", [(1, 1, 1, 1, 1), (2, 2, 1), (3, 3), (2, 2, 2), (3, 2, 2), (7,)])
+@pytest.mark.parametrize("asked", [Replication(2), Replication(3), Replication(3, 2)])
+def test_as_nodes_are_emptied_for_good_the_next_loss_can_be_recorded(
+    racks: tuple[int, ...], asked: Replication
+) -> None:
+    """Every order in which nodes are emptied, down to three nodes that are left: whichever node is
+    lost next, the others of the event log's nodeset can store the event. With two that are left,
+    they can store that a third is back."""
+    everybody = over_racks(*racks).members
+    for empty in itertools.chain.from_iterable(
+        itertools.combinations(everybody, count) for count in range(len(everybody) - 1)
+    ):
+        left = tuple(member for member in everybody if member not in empty)
+        found = replication_with_place(Nodeset(left), asked)
+        nodes = choose_nodeset(EVENT_LOG, left, found, event_log_nodes(found))
+        assert nodes is not None, "the event log has an epoch"
+        nodeset = Nodeset(tuple(member for member in left if member.node in nodes))
+        losses = nodes if len(left) > 2 else (NodeId(0),)
+        for lost in losses:
+            assert can_replicate(set(nodes) - {lost}, nodeset, found), (empty, found, lost)

@@ -395,3 +395,23 @@ class TestTrim:
         for node in NODES:
             reader.on_marker(NodeId(node), make_lsn(1, 12))
         assert drain(reader) == ["trim e1n1..e1n9", "data_loss e1n10..e1n11"]
+
+
+@pytest.mark.parametrize(
+    ("last", "markers", "here", "end"),
+    [
+        (make_lsn(1, 8), (9, 20), 0, make_lsn(1, 8)),  # the whole range
+        (make_lsn(1, 8), (6, 20), 0, make_lsn(1, 5)),  # as far as both have come
+        (make_lsn(1, 8), (9, 20), 4, make_lsn(1, 3)),  # before the block that is here
+        (make_lsn(2, 8), (make_lsn(2, 9), make_lsn(2, 9)), 0, make_lsn(1, ESN_MAX)),  # of its epoch
+    ],
+)
+def test_where_a_loss_in_main_storage_ends(
+    last: int, markers: tuple[int, int], here: int, end: int
+) -> None:
+    reader = buffer()
+    for node, marker in zip((1, 2), markers, strict=True):
+        reader.on_marker(NodeId(node), marker if marker > ESN_MAX else make_lsn(1, marker))
+    if here:
+        reader.on_block(block(1, here, here))
+    assert reader.lost_up_to(last, [NodeId(1), NodeId(2)]) == end

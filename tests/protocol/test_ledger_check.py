@@ -5,9 +5,10 @@ from __future__ import annotations
 import random
 
 import pytest
+from msgspec.structs import replace
 
 from cordwood.ledger import Fragment, LedgerMetadata, LedgerState, Striping
-from cordwood.protocol.ledger_check import Copy, begun, nodes_of, parts
+from cordwood.protocol.ledger_check import MISSING_MAX, Copy, begun, nodes_of, parts
 
 W, A, D, S = Copy.WHOLE, Copy.ABSENT, Copy.DAMAGED, Copy.SILENT
 
@@ -45,6 +46,36 @@ def test_an_entry_of_a_closed_ledger(
     assert check.first_lost == (5 if lost else None)
     assert check.copies == told.count(W)
     assert check.damaged == told.count(D)
+
+
+@pytest.mark.parametrize(
+    ("told", "elsewhere", "is_missing"),
+    [
+        ((W, W, W), False, False),
+        # The silent node may never have got it, and the mark of the ledger stays for it.
+        ((W, W, S), False, True),
+        ((W, W, A), False, True),
+        ((S, S, S), False, True),
+        # A mark that went now would forget the node with the only copy.
+        ((S, S, S), True, True),
+        ((A, A, A), True, True),
+    ],
+)
+def test_an_entry_with_fewer_whole_copies_than_wanted_is_missing(
+    told: tuple[Copy, ...], elsewhere: bool, is_missing: bool
+) -> None:
+    check = begun(CLOSED, 99)
+    check.add(5, dict(zip((1, 2, 3), told, strict=True)), elsewhere=elsewhere)
+    assert check.missing == ([5] if is_missing else [])
+    assert check.lost == 0
+    assert check.unread == (not elsewhere and S in told and W not in told)
+
+
+def test_a_check_names_the_first_of_the_missing_entries() -> None:
+    check = begun(CLOSED, 99)
+    for entry in range(MISSING_MAX + 9):
+        check.add(entry, {1: A, 2: W, 3: W})
+    assert check.missing == [*range(MISSING_MAX)]
 
 
 @pytest.mark.parametrize(
@@ -91,6 +122,17 @@ def test_a_sample_has_the_ends_of_each_fragment_and_a_share_of_the_rest() -> Non
     for part in parts(CLOSED, 99, 0.5, random.Random(1)):
         assert part.entries == sorted({*part.entries})
         assert 6 < len(part.entries) <= 6 + 22
+
+
+@pytest.mark.parametrize("count", [1, 5, 6, 7, 8, 9, 50])
+def test_the_turns_look_at_each_entry_between_the_ends_once(count: int) -> None:
+    one = replace(CLOSED, fragments=CLOSED.fragments[:1], last=count - 1)
+    ends, between = set[int](), list[int]()
+    for turn in range(4):
+        first, *rest = parts(one, count - 1, 0.0, random.Random(1), (turn, 4))
+        ends.update(first.entries)
+        between += [entry for part in rest for entry in part.entries]
+    assert sorted([*ends, *between]) == [*range(count)]
 
 
 @pytest.mark.parametrize(("last", "counts"), [(-1, []), (0, [1]), (49, [50]), (50, [50, 1])])

@@ -8,7 +8,15 @@ from __future__ import annotations
 import pytest
 from ledger_world import RECOVERERS, WRITER, Copy, World
 
-from cordwood.ledger import NO_ENTRY, Fragment, LedgerMetadata, LedgerState, Striping, Versioned
+from cordwood.ledger import (
+    ENTRY_MAX,
+    NO_ENTRY,
+    Fragment,
+    LedgerMetadata,
+    LedgerState,
+    Striping,
+    Versioned,
+)
 from cordwood.protocol import ledger_recovery as recovering
 from cordwood.protocol.ledger_recovery import (
     AskFence,
@@ -18,6 +26,7 @@ from cordwood.protocol.ledger_recovery import (
     PickSpare,
     ReAdd,
     ReadEntry,
+    ReadStrays,
     Recovered,
     RecoveryFailed,
     Stage,
@@ -76,6 +85,13 @@ class TestClaim:
 
 
 class TestFence:
+    def test_the_last_number_of_all_as_the_lac_ends_no_program(self):
+        made = claimed()
+        made.on_fenced(1, FOUND, ENTRY_MAX)
+        effects = made.on_fenced(3, FOUND, 5)
+        assert {effect.entry for effect in effects} == {ENTRY_MAX}
+        assert isinstance(deny(made, ENTRY_MAX, 1, 2, 3)[0], ReadEntry), "it looks for a copy"
+
     def test_it_goes_on_once_covered_behind_the_highest_lac(self):
         made = claimed()
         assert made.on_fenced(1, FOUND, 3) == []
@@ -225,6 +241,66 @@ class TestLength:
         deny(made, 5, 1, 2)
         assert deny(made, 4, 1, 2) == []
         assert deny(made, 4, 3) == [RecoveryFailed(Failure.NO_LENGTH, 4)]
+
+    def test_strays_are_asked_for_an_entry_of_a_fragment_before(self):
+        for length in (99, None):
+            moved = NEW.with_ensemble(4, (7, 8, 9)).recovering()
+            made = reading(-1, moved)
+            deny(made, 4, 7, 8)
+            assert deny(made, 3, 1, 2) == []
+            assert deny(made, 3, 3) == [ReadStrays(3)]
+            assert made.on_strays(2, 9) == []
+            failed = [RecoveryFailed(Failure.NO_LENGTH, 3)]
+            closed = [ClaimOrClose(2, moved.closed(3, 99))]
+            assert made.on_strays(3, length) == (failed if length is None else closed)
+            assert made.on_strays(3, 99) == []
+
+
+class TestSettle:
+    """A damaged copy keeps the end from being found: what was confirmed can be repaired."""
+
+    MOVED = NEW.with_ensemble(5, (1, 2, 3)).recovering()
+
+    def settling(self) -> LedgerRecovery:
+        made = reading(4)
+        deny(made, 5, 1, 2)
+        deny(made, 4, 1)
+        assert made.on_read(4, 2, Answer.DAMAGED) == []
+        assert made.on_read(4, 3, Answer.SILENT) == [ClaimOrClose(2, self.MOVED)]
+        return made
+
+    def test_a_fragment_of_the_same_nodes_begins_after_the_lac(self):
+        made = self.settling()
+        assert made.on_metadata_written(3) == [RecoveryFailed(Failure.NO_LENGTH, 4)]
+
+    def test_another_change_comes_between(self):
+        failed = [RecoveryFailed(Failure.NO_LENGTH, 4)]
+        assert self.settling().on_metadata_found(Versioned(self.MOVED, 5)) == failed
+        assert self.settling().on_metadata_found(Versioned(CLAIMED.with_joining(9), 5)) == failed
+        closed = Versioned(CLAIMED.closed(5, 40), 5)
+        assert self.settling().on_metadata_found(closed) == [Recovered(5, 40)]
+
+    def test_it_is_done_once(self):
+        made = reading(4, self.MOVED)
+        deny(made, 5, 1, 2)
+        deny(made, 4, 1, 2)
+        assert made.on_read(4, 3, Answer.DAMAGED) == [ReadStrays(4)]
+
+    def test_a_damaged_entry_after_the_lac_leaves_what_was_added_again(self):
+        made = reading(4)
+        made.on_read(5, 1, FOUND, 10, 60)
+        re_add(made, 5, 1, 2)
+        deny(made, 6, 1)
+        made.on_read(6, 2, Answer.SILENT)
+        assert made.on_read(6, 3, Answer.DAMAGED) == [ClaimOrClose(2, self.MOVED)]
+        assert made.on_metadata_written(3) == [RecoveryFailed(Failure.UNDECIDED, 6)]
+
+    def test_nothing_is_settled_by_the_word_of_a_client_alone(self):
+        """It told a LAC that is too high: no node knows of the entry."""
+        assert not recovering.may_settle(2**40, CLAIMED.newest, [NO_ENTRY_THERE] * 3)
+        assert not recovering.may_settle(4, CLAIMED.newest, [Answer.SILENT, Answer.LOST_DATA])
+        assert not recovering.may_settle(4, self.MOVED.newest, [Answer.DAMAGED])
+        assert recovering.may_settle(5, self.MOVED.newest, [Answer.SILENT, Answer.DAMAGED])
 
 
 class TestClose:

@@ -12,10 +12,12 @@ from cordwood.protocol.ledger_repair import (
     fragment_of,
     is_finished,
     is_named,
+    is_only_claimed,
     lost_places,
     may_go_on,
     may_join,
 )
+from cordwood.quorum.ensemble import write_set
 
 OPEN = LedgerMetadata(
     7, Striping(3, 3, 2),
@@ -47,9 +49,25 @@ class TestPlaces:
         assert lost_places(one.closed(-1, 0), lambda node: True) == [LostPlace(0, -1, 0, 1)]
 
     def test_no_entry_of_the_next_fragment_is_copied(self) -> None:
-        assert entries_of(FIRST, Striping(3, 3, 2)) == list(range(10))
-        assert entries_of(FIRST, Striping(3, 1, 1)) == [1, 4, 7]
-        assert entries_of(LostPlace(21, 20, 0, 1), Striping(3, 3, 2)) == []
+        assert list(entries_of(FIRST, Striping(3, 3, 2))) == list(range(10))
+        assert list(entries_of(FIRST, Striping(3, 1, 1))) == [1, 4, 7]
+        assert list(entries_of(LostPlace(21, 20, 0, 1), Striping(3, 3, 2))) == []
+
+    @pytest.mark.parametrize("first", [0, 1, 5, 2**63 - 30])
+    @pytest.mark.parametrize("count", [0, 1, 2, 3, 7, 29])
+    @pytest.mark.parametrize("striping", [Striping(1, 1, 1), Striping(3, 2, 2), Striping(5, 3, 2)])
+    def test_the_entries_of_a_place_are_those_that_its_write_sets_name(
+        self, first: int, count: int, striping: Striping
+    ) -> None:
+        for place in range(striping.ensemble):
+            found = entries_of(LostPlace(first, first + count - 1, place, 1), striping)
+            every = range(first, first + count)
+            wanted = [each for each in every if place in write_set(each, striping)]
+            assert ([*found], len(found), found[1:3]) == (wanted, len(wanted), wanted[1:3])
+
+    def test_a_fragment_of_many_entries_costs_no_list_of_them(self) -> None:
+        found = entries_of(LostPlace(0, 10**15 - 1, 1, 2), Striping(3, 2, 2))
+        assert found[10**14 : 10**14 + 3] == [15 * 10**13, 15 * 10**13 + 1, 15 * 10**13 + 3]
 
 
 JOINING = OPEN.with_joining(9)
@@ -103,6 +121,20 @@ def test_no_node_joins_for_a_place_that_another_repair_changed() -> None:
     assert not may_join(OPEN.with_node(0, 1, 8), FIRST, 9)
     assert not may_join(OPEN.with_node(0, 2, 9), FIRST, 9)
     assert not may_join(OPEN.closed(24, 9), FIRST, 9)
+
+
+def test_only_attempts_at_an_upload_come_between_in_a_closed_ledger() -> None:
+    closed = OPEN.closed(24, 9).with_joining(9)
+    claimed = closed.tiering(5)
+    for before in (closed, claimed):
+        assert is_only_claimed(before, before)
+        assert is_only_claimed(before, closed.tiering(6))
+        assert not is_only_claimed(before, claimed.tiered(7, 1))
+        assert not is_only_claimed(before, claimed.joined())
+        assert not is_only_claimed(before, claimed.with_node(0, 1, 8))
+    assert may_go_on(claimed, FIRST, 9, was_closed=True)
+    assert not may_go_on(claimed, FIRST, 9)
+    assert not may_go_on(claimed.joined(), FIRST, 9, was_closed=True)
 
 
 class TestEnd:

@@ -210,6 +210,45 @@ class TestEnsembles:
         made = writer(added=1, delays_change=True)
         assert made.on_failed(0, 3, Refusal.READ_ONLY) == [PickNodes((2,), (1, 2, 3))]
 
+    def test_a_read_only_member_whose_answer_is_late_is_replaced_with_the_next_entry(self):
+        """A slow member that was drained was never replaced, and a recovery shut the writer out."""
+        made = writer(added=1, delays_change=True)
+        assert acks(store(made, 0, 1, 2)) == [0]
+        assert made.on_failed(0, 3, Refusal.READ_ONLY) == []
+        assert made.on_add([1], 0.0)[-1] == PickNodes((2,), (1, 2, 3))
+
+    def test_a_late_failure_of_another_kind_changes_nothing_with_a_delayed_change(self):
+        made = writer(added=1, delays_change=True)
+        assert acks(store(made, 0, 1, 2)) == [0]
+        assert made.on_failed(0, 3, Refusal.FAILED) == []
+        assert not any(isinstance(each, PickNodes) for each in made.on_add([1], 0.0))
+
+    def test_a_read_only_member_stays_if_the_only_other_node_has_another_place_by_then(self):
+        """The ledger was closed for want of nodes, although the others had a quorum."""
+        made = writer(added=1, delays_change=True)
+        assert made.on_failed(0, 1, Refusal.READ_ONLY) == [PickNodes((0,), (1, 2, 3))]
+        assert made.on_failed(0, 3, Refusal.READ_ONLY) == []
+        made.on_nodes_picked({0: 4})
+        again = [SendEntry(0, 4, -1), PickNodes((2,), (4, 2, 3))]
+        assert made.on_metadata_written(2) == again
+        assert store(made, 0, 4, 2) == []
+        assert made.on_nodes_picked({}) == [Acked(0, 0)]
+        assert made.is_open
+
+    def test_a_ledger_is_closed_if_no_node_is_left_for_a_quorum(self):
+        made = writer(added=1, delays_change=True)
+        made.on_failed(0, 1, Refusal.READ_ONLY)
+        made.on_failed(0, 3, Refusal.FAILED)
+        (write,) = made.on_nodes_picked({})
+        assert write.metadata == NEW.closed(-1, 0)
+
+    def test_a_read_only_member_stays_after_the_last_change_that_is_allowed(self):
+        made = writer(added=1, delays_change=True, changes_max=0)
+        assert made.on_failed(0, 3, Refusal.READ_ONLY) == []
+        assert acks(store(made, 0, 1, 2)) == [0]
+        assert made.on_failed(0, 1, Refusal.FAILED) == []
+        assert made.is_open
+
     def test_a_repair_of_older_fragments_is_kept(self):
         before = NEW.with_ensemble(5, (1, 2, 4))
         made = writer(before, 1)
@@ -407,6 +446,28 @@ class TestDeferredSync:
         for node in (1, 2, 3):
             made.on_forced(1, node)
         assert (made.lac, made.length) == (1, 20)
+
+    def test_a_force_that_a_later_one_overtook_is_done_with_it(self):
+        """A close came before the first one's answers, and its caller was told that it failed."""
+        made = writer(added=2, defers_sync=True)
+        store(made, 0, 1, 2)
+        made.on_force()
+        store(made, 1, 1, 2)
+        made.on_force()
+        assert made.on_forced(1, 1) + made.on_forced(2, 1) + made.on_forced(2, 2) == []
+        assert made.on_forced(2, 3) == [Forced(1, 0), Forced(2, 1)]
+        assert made.on_close() == [WriteMetadata(1, NEW.closed(1, 20))]
+        assert made.on_forced(1, 2) + made.on_force_failed(1, Refusal.FAILED) == []
+
+    def test_an_earlier_force_does_not_end_a_later_one(self):
+        made = writer(added=2, defers_sync=True)
+        store(made, 0, 1, 2)
+        made.on_force()
+        store(made, 1, 1, 2)
+        made.on_force()
+        assert [each for n in (1, 2, 3) for each in made.on_forced(1, n)] == [Forced(1, 0)]
+        assert (made.lac, made.head) == (0, 1)
+        assert [each for n in (1, 2, 3) for each in made.on_forced(2, n)] == [Forced(2, 1)]
 
     def test_without_it_what_is_acknowledged_is_on_the_disks(self):
         made = writer(added=1)

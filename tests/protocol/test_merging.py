@@ -17,6 +17,7 @@ from cordwood.protocol.manifest import (
     trim,
 )
 from cordwood.protocol.merging import (
+    TURN_US_MAX,
     check_merging,
     end_merging,
     end_overdue,
@@ -218,6 +219,18 @@ class TestTurns:
             assert end_overdue(ended, 10**9) is ended
             assert end_merging(ended, number + 1) is ended
             assert take_merging(ended, "n", 1).merging.number == number + 2
+
+    def test_a_turn_from_a_clock_that_was_ahead_is_overdue(self):
+        """Its holder is dead: nobody would merge or collect until its clock's time."""
+        now_us = 1_800_000_000_000_000
+        grown = Merged(3)
+        number = grown.take(until_us=now_us + TURN_US_MAX)
+        assert end_overdue(grown.head, now_us) is grown.head
+        with pytest.raises(Fenced, match="'m' has the turn 1"):
+            take_merging(grown.head, "n", now_us, now_us)
+        number = grown.take(until_us=now_us + TURN_US_MAX + 1)
+        assert end_overdue(grown.head, now_us).merging.number == number + 1
+        assert take_merging(grown.head, "n", now_us, now_us).merging.holder == "n"
 
     @pytest.mark.parametrize(
         ("holder", "waits_us", "waits"),

@@ -15,6 +15,7 @@ from cordwood.protocol.rebuild_compare import (
     compare,
     held_in_common,
     is_overtaken,
+    let_go,
     precedence_of,
     rank_of,
     whole_without,
@@ -54,6 +55,18 @@ def test_ranks_stand_in_the_order_of_precedence(one, other) -> None:
 )
 def test_findings(words: dict[int, Word], finding: Finding) -> None:
     assert compare(BLOCK, 1, LOSSES, words).finding is finding
+
+
+def test_a_node_that_let_go_is_past_a_block_that_main_storage_lost() -> None:
+    words = {2: SAME, 4: Word(Has.LET_GO), 5: Word(Has.NO)}
+    assert let_go(words, is_in_main_storage=True) is None
+    found = let_go(words, is_in_main_storage=False)
+    assert found is not None
+    assert found.past == {4}
+    assert found.words.keys() == {2, 5}
+    known = let_go({2: SAME}, is_in_main_storage=True)
+    assert known is not None
+    assert not known.past
 
 
 def test_the_word_of_a_node_that_lost_records_says_nothing_against_a_copy() -> None:

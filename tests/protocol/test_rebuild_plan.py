@@ -24,6 +24,7 @@ from cordwood.protocol.rebuild_plan import (
     in_order,
     is_certain,
     plan_move,
+    with_awaited,
 )
 from cordwood.rebuilding import IsRebuilt, NeedsRebuild, RebuildingSet, TimeRange
 
@@ -115,6 +116,60 @@ class TestDonor:
         self, copyset: str, lost: str, donor: int | None
     ) -> None:
         assert losses(lost).donor(held(copyset)) == donor
+
+
+class TestEndsWithTooFewCopies:
+    """A recovery stored them while other nodes were lost, so no envelope names these."""
+
+    @pytest.mark.parametrize(
+        ("copyset", "lost", "members", "copies", "names"),
+        [
+            ("1 2", "3", "1 2 3", 3, "1 2 3"),
+            ("1 2", "3 4", SIX, 3, "1 2 3 4"),
+            ("1", "2 3", "1 2 3", 3, "1 2 3"),
+            ("1 2 4", "3", SIX, 3, "1 2 4"),  # it has its copies
+            ("1 2", "", SIX, 3, "1 2"),
+            ("1 2", "3e", SIX, 3, "1 2"),  # readers do not wait for an empty node
+            ("1 2", "3d", SIX, 3, "1 2"),  # a drained node has its data
+            ("1 2", "6", "1 2 3", 3, "1 2"),  # of another nodeset
+            ("1 2", "3", "1 2 3", 4, "1 2"),  # the nodeset never had a place
+            ("1 6", "3", "1 2 3", 3, "1 6"),  # the nodeset is not that of the block
+        ],
+    )
+    def test_they_name_the_lost_nodes_of_their_nodeset(
+        self, copyset: str, lost: str, members: str, copies: int, names: str
+    ) -> None:
+        found = with_awaited(
+            held(copyset), losses(lost), nodeset(members), Replication.across({"node": copies})
+        )
+        assert found == held(names)
+
+    def test_copies_in_too_few_racks_are_too_few(self) -> None:
+        over_two = Replication.across({"node": 2, "rack": 2})
+        found = with_awaited(held("1 2"), losses("3"), nodeset(THREE_RACKS), over_two)
+        assert found == held("1 2 3")
+        assert with_awaited(held("1 4"), losses("3"), nodeset(THREE_RACKS), over_two) == held("1 4")
+
+    def test_they_get_their_copies_where_there_is_a_place(self) -> None:
+        args = nodeset("1 2 3 4"), Replication.across({"node": 3})
+        block = with_awaited(held("1 2"), losses("3"), *args)
+        for available, said in (("1 2", "stuck for 1"), ("1 2 4", "1 2 4+ | 2")):
+            found = plan_move(block, 1, losses("3"), *args, nodes(available), random.Random(1))
+            assert spoken(found) == said
+
+    def test_the_next_node_gives_them_if_their_donor_was_done_before(self) -> None:
+        block, lost = held("1 2 3"), losses("3")
+        assert [n for n in (1, 2, 3) if lost.gives_awaited(block, n)] == [1]
+        done = Losses.of(replay([(9, IsRebuilt(3, 1, 1))], rebuilding("3")))
+        assert 1 not in done.giving
+        assert [n for n in (1, 2, 3) if done.gives_awaited(block, n)] == [2]
+
+    def test_a_node_that_joined_after_the_loss_gives_them_only_if_it_has_other_work(self) -> None:
+        known = rebuilding("3")
+        block, joined = held("7 1 3"), replay([(9, NeedsRebuild(2, (1, 2, 7), forced=True))], known)
+        for lost, giver in ((known, 1), (joined, 7)):
+            losses_now = Losses.of(lost)
+            assert [n for n in (7, 1, 3) if losses_now.gives_awaited(block, n)] == [giver]
 
 
 class TestNodesThatLostRecords:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from cordwood.protocol.event_log import apply
+from cordwood.protocol.event_log import Verdict, apply
 from cordwood.protocol.rebuild_watch import LossWatch, Start, on_start
 from cordwood.rebuilding import LostNode, NeedsRebuild, RebuildingSet, TimeRange
+from cordwood.sim.planted import find_bug, planted
 
 NOBODY = RebuildingSet()
 
@@ -79,6 +80,60 @@ def test_a_node_that_ends_its_entry_has_time_to_be_heard() -> None:
     assert len(watch.due(111.0, (1, 2, 3), {3}, NOBODY)) == 1
 
 
+def test_a_node_that_dies_while_it_is_drained_is_lost() -> None:
+    """Its drain never ended, and no rebuilding either: each waited for this donor."""
+    draining = LostNode(3, 7, relocates=True, drain=True, donors=(1, 2, 3))
+    watch = LossWatch(1, 10.0)
+    for now in range(10):
+        told = RebuildingSet(8 + now, 7, (draining,))  # the other donors tell how far they are
+        watch.on_set(told)
+        assert watch.due(float(now), (1, 2, 3), {3}, told) == []
+    with planted(find_bug("drained-never-lost")):
+        assert watch.due(10.0, (1, 2, 3), {3}, told) == []
+    (event,) = watch.due(10.0, (1, 2, 3), {3}, told)
+    after = apply(told, 20, event).after
+    entry = after.entry(3)
+    assert entry is not None
+    assert (entry.relocates, entry.drain, entry.donors) == (False, True, (1, 2))
+    watch.on_set(after)
+    assert watch.due(40.0, (1, 2, 3), {3}, after) == []
+
+
+@pytest.mark.parametrize(
+    ("story", "is_lost"),
+    [
+        ((LostNode(4, 7, donors=(1, 2, 3, 5)),), True),
+        ((LostNode(4, 7, relocates=True, drain=True, donors=(1, 2, 3, 4, 5)),), True),
+        # Node 5 gave all, so nobody waits for it: it is lost once node 4 is empty.
+        ((LostNode(4, 7, donors=(1, 2, 3, 5), done=(5,)),), False),
+        ((LostNode(4, 7, is_empty=True),), True),
+        # A third node: blocks may have no copy left.
+        ((LostNode(3, 7, donors=(1, 2, 5)), LostNode(4, 7, donors=(1, 2, 5))), False),
+    ],
+)
+def test_a_node_for_which_another_waits_is_lost_also_in_a_small_cluster(
+    story: tuple[LostNode, ...], is_lost: bool
+) -> None:
+    """Two of five were over the share that may be rebuilt. The first one waited for the second
+    one as a donor, and the second one's loss was refused: neither was ever rebuilt."""
+    watch, nodes = LossWatch(1, 10.0), (1, 2, 3, 4, 5)
+    known = RebuildingSet(7, 7, story)
+    dead = {5} | {each.node for each in story if not each.relocates and len(story) == 1}
+    watch.due(0.0, nodes, dead, known)
+    (event,) = watch.due(10.0, nodes, dead, known)
+    assert event.node == 5
+    after, verdict = apply(known, 8, event)
+    assert verdict is (Verdict.TAKEN if is_lost else Verdict.TOO_MANY)
+    assert (after.entry(5) is not None) is is_lost
+
+
+def test_a_drained_node_that_is_empty_is_not_missed() -> None:
+    watch = LossWatch(1, 10.0)
+    said = RebuildingSet(7, 7, (LostNode(3, 7, relocates=True, drain=True, is_empty=True),))
+    for now in (0.0, 10.0, 100.0):
+        assert watch.due(now, (1, 2, 3), {3}, said) == []
+
+
 LOST = LostNode(2, 7, donors=(1, 3))
 EMPTY = LostNode(2, 7, is_empty=True)
 
@@ -102,6 +157,33 @@ EMPTY = LostNode(2, 7, is_empty=True)
 )
 def test_what_a_node_does_that_starts(entry, is_blank: bool, anew: int | None, start) -> None:
     assert on_start(entry, is_known=True, is_blank=is_blank, anew=anew) is start
+
+
+@pytest.mark.parametrize(
+    ("entry", "is_blank", "anew", "is_dropping", "start"),
+    [
+        (None, False, None, False, Start.SERVE),
+        (LOST, False, None, False, Start.BACK),
+        (EMPTY, False, None, False, Start.KEEPS_LEDGERS),
+        (EMPTY, False, 6, False, Start.KEEPS_LEDGERS),  # it was away before
+        (EMPTY, False, 7, False, Start.ANEW),  # its logs are dropped, and it did not join yet
+        (EMPTY, True, None, False, Start.ANEW),
+        (LostNode(2, 7, drain=True, is_empty=True), False, None, False, Start.SERVE),
+        # Some of its blocks are gone, so it never counts as whole.
+        (None, False, None, True, Start.WAITS),
+        (LOST, False, None, True, Start.WAITS),
+        (EMPTY, False, 6, True, Start.KEEPS_LEDGERS),
+        (LostNode(2, 7, drain=True, is_empty=True), False, None, True, Start.KEEPS_LEDGERS),
+    ],
+)
+def test_what_a_node_does_whose_ledgers_are_wanted(
+    entry, is_blank: bool, anew: int | None, is_dropping: bool, start
+) -> None:
+    found = on_start(
+        entry, is_known=True, is_blank=is_blank, anew=anew, keeps_ledgers=True,
+        is_dropping=is_dropping,
+    )  # fmt: skip
+    assert found is start
 
 
 def test_a_new_node_may_be_empty() -> None:

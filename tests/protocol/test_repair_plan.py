@@ -141,6 +141,19 @@ def test_what_is_trimmed_elsewhere_stays_damaged_and_is_not_taken() -> None:
     assert "trimmed" in found.waits
 
 
+def test_a_node_that_let_go_does_not_know_whether_a_range_is_whole() -> None:
+    let_go = Said((), let_go=E + 20)
+    found = plan({2: let_go, 3: Said([copy(10)]), 4: NOTHING})
+    assert (found.start, places(found), found.is_whole) == (E + 10, [10], False)
+    assert "nodes [2, 5]" in found.waits
+    assert plan({2: let_go, 3: Said([copy(10)])}, known=KNOWN).is_whole
+    below = Said((), let_go=E + 9)
+    assert plan({2: below, 3: Said([copy(10)]), 4: NOTHING}).is_whole
+    by_node = {NodeId(2): let_go, NodeId(3): NOTHING, NodeId(4): NOTHING}
+    epochs = [(FIVE, Replication(3))]
+    assert plan_repair(E + 10, E + 20, ME, by_node, (), epochs, {}, believes_let_go=True).is_whole
+
+
 def replace_gone(said: Said, gone: int) -> Said:
     return said._replace(gone=gone)
 
@@ -156,6 +169,8 @@ def test_a_part_that_all_nodes_spoke_of_is_planned_first() -> None:
     assert part(short, replace_gone(whole, E + 11)) == (E + 10, E + 12)
     first, last = part(short, replace_gone(whole, E + 14))
     assert (first, last < first) == (E + 15, True), "the rest is asked for anew"
+    assert part(whole, Said((), let_go=E + 14)) == (E + 10, E + 14)
+    assert part(whole, Said((), let_go=E + 20)) == (E + 10, E + 20)
     assert part(short, replace_gone(whole, E + 20)) == (E + 10, E + 20), "all of it is trimmed"
 
 

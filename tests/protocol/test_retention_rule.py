@@ -61,3 +61,4 @@ def test_an_even_share_of_a_logs_bytes():
     assert even_share(1000, 3, 5) == 600
     assert even_share(1000, 3, 3) == even_share(1000, 3, 2) == 1000
     assert even_share(0, 3, 5) == 0
+    assert even_share(1, 1, 9) == 1, "0 is for a log without a bound"

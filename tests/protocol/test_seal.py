@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from cordwood.block import Produced, ProducedBlock
+from cordwood.errors import Fenced
 from cordwood.lsn import make_lsn
 from cordwood.nodes import Member, NodeId, Nodeset
 from cordwood.protocol.producers import ProducerTable, ProducerVerdict
@@ -81,3 +82,28 @@ def test_who_lost_records_seals_and_says_nothing_of_what_is_young() -> None:
     assert found.sealed == (1, 2), "no older store is taken by either"
     assert found.sure == {1}
     assert found.append_time_us == 20
+
+
+@pytest.mark.parametrize(
+    ("begun", "ruling"),
+    [
+        ((), 0),
+        ((0, 0), 0),  # a node of an older version does not tell it
+        ((3, 4), 0),  # epochs below the own one
+        ((5,), 5),
+        ((4, 5, 0), 5),
+        ((5, 9), 9),  # the next epoch has to be above all that are known
+    ],
+)
+def test_an_epoch_that_any_member_knows_of_does_not_begin_again(
+    begun: tuple[int, ...], ruling: int
+) -> None:
+    heard = tally()
+    for node, epoch in enumerate(begun, 1):
+        heard.on_sealed(NodeId(node), {}, 0, begun=epoch)
+    if ruling:
+        with pytest.raises(Fenced, match=f"epoch {ruling} began before") as fenced:
+            heard.check_unbegun(1, 5)
+        assert fenced.value.epoch == ruling
+    else:
+        heard.check_unbegun(1, 5)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from node_pictures import nodes, nodeset
 
 from cordwood.nodes import Member, NodeId, Nodeset, Replication
-from cordwood.quorum.authority import HAS_DATA, Authority
+from cordwood.quorum.authority import HAS_DATA, Authority, may_be_back
 from cordwood.quorum.copyset import can_replicate
 from cordwood.quorum.f_majority import QuorumVerdict, weigh_replies
 
@@ -122,3 +122,12 @@ def test_against_a_twin_that_tries_every_copyset(made, copies, counts) -> None:
         assert {m.node for m in left} <= heard, "too few for a copyset: each of them is asked"
     if possible and hidden:
         assert found in (QuorumVerdict.NONE, QuorumVerdict.NON_AUTHORITATIVE)
+
+
+def test_statuses_that_may_be_old_call_no_data_gone() -> None:
+    members = [
+        Member(NodeId(node), f"n{node}:1", "r", 1, 1.0, authority)
+        for node, authority in enumerate((FULL, GONE, EMPTY, DOWN, EMPTY), 1)
+    ]
+    told = [each.authority for each in may_be_back(members, {NodeId(5)})]
+    assert told == [FULL, DOWN, DOWN, DOWN, EMPTY], "node 5 has its status from elsewhere"
