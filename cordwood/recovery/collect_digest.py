@@ -8,7 +8,7 @@ Source: docs/sources/logdevice.md 2.7 (3, 4).
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Set
 from dataclasses import dataclass
 
 from crc32c import crc32c
@@ -195,6 +195,7 @@ async def collect_digest(
     reads: DigestReads,
     latest_us: int | None,
     statuses: Statuses,
+    empty: Set[NodeId] = frozenset(),
 ) -> Collected:
     """Read the copies of `epoch` above `lng` from an f-majority that can also store the tail again.
 
@@ -211,6 +212,7 @@ async def collect_digest(
         sealed: the members that took this recovery's seal; only these are read.
         statuses: the reported status of members' data. The status of a member that sealed does
             not count, because it is up.
+        empty: members that store no tail, even if they answer.
     Raises:
         NoSequencer: too few members answered, or too few know all that they hold.
     """
@@ -219,7 +221,7 @@ async def collect_digest(
 
     def enough(answers: Mapping[NodeId, HeldTail | CordwoodError]) -> bool:
         heard = {node for node, answer in answers.items() if not isinstance(answer, CordwoodError)}
-        return is_enough(heard, nodeset, replication, away)
+        return is_enough(heard, nodeset, replication, away, empty)
 
     answers = await ask_until(
         sorted(sealed), lambda node: reads.read(node, log, lng + 1, until), enough

@@ -39,9 +39,28 @@ def weigh(
 
 
 def is_enough(
+    heard: Set[NodeId],
+    nodeset: Nodeset,
+    replication: Replication,
+    statuses: Statuses,
+    empty: Set[NodeId] = frozenset(),
+) -> bool:
+    """Whether recovery can go on with the nodes in `heard`, which also have to store the tail.
+
+    Args:
+        empty: nodes that give no copy, even if they answer, because their data lies elsewhere.
+    """
+    if not _can_go_on(heard, nodeset, replication, statuses):
+        return False
+    # Trap: an empty node that answers must not stand for a copy. Without it the tail would have
+    # fewer copies, although nodes that are only away could hold them.
+    away = {**statuses, **dict.fromkeys(empty, Authority.AUTHORITATIVE_EMPTY)}
+    return not empty or _can_go_on(heard - empty, nodeset, replication, away)
+
+
+def _can_go_on(
     heard: Set[NodeId], nodeset: Nodeset, replication: Replication, statuses: Statuses
 ) -> bool:
-    """Whether recovery can go on with the nodes in `heard`, which also have to store the tail."""
     verdict = weigh(heard, nodeset, replication, statuses)
     # While other nodes may still answer, these must be able to hold a copyset without read-only
     # nodes, which store nothing new. When no other node can answer, proceed with these.

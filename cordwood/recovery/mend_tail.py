@@ -11,7 +11,8 @@ and gets the body too.
 If the data of a node is reported as being rebuilt, no copyset names the node, as long as other
 nodes can take its place: storage nodes refuse the store, even from a recovery (`storage.refusals`).
 If there are no other nodes, the store is refused and the recovery is retried. A member that sealed
-and was read is up, so it is about to clear its status, and the storage nodes will hear of that.
+and was read is up, so it may be about to clear its status, and the storage nodes will hear of that.
+A drained node never does, so later attempts leave it out (`recover_log.empty_nodes`).
 
 Source: docs/sources/logdevice.md 2.7 (6); docs/design.md §2.
 """
@@ -70,6 +71,7 @@ class MendJob:
         append_time_us: of plugs that have no kept block before them.
         run_bytes: headers, envelopes and bodies stored at once; a single block may be larger.
         holders: by block, the nodes that hold exactly this block, by the digest.
+        absent: members that counted as nodes without data, and were not asked to store.
     """
 
     log: LogId
@@ -82,6 +84,7 @@ class MendJob:
     run_bytes: int
     holders: Mapping[BlockHeader, frozenset[NodeId]] = field(default_factory=dict)
     attempt: int = 1
+    absent: tuple[NodeId, ...] = ()
 
 
 async def mend_tail(

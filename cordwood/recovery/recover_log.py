@@ -34,7 +34,7 @@ from cordwood.layout.produced import pack_produced, read_produced
 from cordwood.layout.waves import StoredBlock
 from cordwood.lsn import LogId, format_lsn, make_lsn
 from cordwood.metadata.epoch_store import EpochRecord, EpochStore, NodesetSince
-from cordwood.nodes import Member, NodeId, Nodeset, Replication
+from cordwood.nodes import Authority, Member, NodeId, Nodeset, Replication
 from cordwood.protocol.digest import Mend
 from cordwood.protocol.producers import ProducerTable
 from cordwood.protocol.seal import SealTally
@@ -79,6 +79,11 @@ class RecoveryTools:
     read_statuses: Callable[[int], Awaitable[Statuses]]
 
 
+EMPTY_ATTEMPTS = 5
+"""So many attempts may count on an empty node that answers: a node that is back with an empty disk
+clears its status within a second or two, and attempts are at least half a second apart."""
+
+
 @dataclass(frozen=True, slots=True)
 class Recovered:
     """The facts that a sequencer needs about the epochs below its own.
@@ -119,6 +124,22 @@ class Begins(NamedTuple):
         return (min(self.time_us, now_us), self.quiet_us) if self.is_latest else (0, 0)
 
 
+@dataclass(slots=True)
+class LowerEpochs:
+    """What a new epoch's sequencer needs to recover the epochs below.
+
+    Attributes:
+        begins: the result of `seal_log`.
+        attempts: recoveries that were begun. No other process ever rules this epoch, so each
+            attempt under its seal has a number of its own.
+    """
+
+    log: LogId
+    epoch: int
+    begins: Begins
+    attempts: int = 0
+
+
 async def seal_log(
     log: LogId,
     epoch: int,
@@ -126,12 +147,12 @@ async def seal_log(
     members: dict[NodeId, Member],
     tools: RecoveryTools,
 ) -> Begins:
-    """Seal all epochs of `log` in (clean epoch, `epoch`).
+    """Seal all epochs of `log` in (clean epoch, `epoch`), before `epoch` gives out its first LSN.
 
     Consecutive epochs with the same nodeset and replication are sealed by one question.
 
     Raises:
-        Fenced: a higher epoch rules.
+        Fenced: a higher epoch rules, or `epoch` was begun before (`SealTally.check_unbegun`).
         NoSequencer: too many members are absent; the text names all of them.
     """
     time_us, is_latest = record.clean_time_us, True
@@ -144,6 +165,8 @@ async def seal_log(
             log, epoch, epoch - 1, nodeset, replication, tools.peers,
             statuses=tools.statuses(log), silent=tools.silent(),
         )  # fmt: skip
+        # Only here: at a later seal of this epoch's recovery, the epoch has records of its own.
+        tally.check_unbegun(log, epoch)
         time_us = max(time_us, tally.append_time_us)
         quiet.append(tally.quiet_us)
         # Unsure members may have lost the newest record. This node's clock is the best guess then,
@@ -193,8 +216,12 @@ async def recover_log(
         entry = record.entry(unclean)
         nodeset, replication = entry.nodeset(members), entry.replication
         latest_us = latest_allowed_us(record, unclean, begins)
+        # Race: a status may change while the members answer. One reading counts for the whole
+        # epoch, and before its end is told, the statuses that mattered are read anew.
+        statuses = tools.statuses(log)
+        empty = empty_nodes(statuses, attempt)
         tally, found = await _seal_and_read(
-            log, epoch, unclean, nodeset, replication, tools, latest_us
+            log, epoch, unclean, nodeset, replication, tools, latest_us, statuses, empty
         )
         time_us = max(time_us, tally.append_time_us)
         # A node that stored a record with a clock ahead reports that record's time. The record was
@@ -206,10 +233,10 @@ async def recover_log(
             await _refuse_ended(log, unclean, found.over_by, tools)
         # Members without data count for nothing here: the copies spread as far as the members that
         # answered allow.
+        nodes = tuple(node for node in found.nodes if node not in empty) or found.nodes
         job = MendJob(
-            log, epoch, found.lng, found.nodes, nodeset,
-            attainable(set(found.nodes), nodeset, replication), time_us, tools.run_bytes(),
-            found.holders, attempt,
+            log, epoch, found.lng, nodes, nodeset, attainable(set(nodes), nodeset, replication),
+            time_us, tools.run_bytes(), found.holders, attempt, _absent(nodes, nodeset, statuses),
         )  # fmt: skip
         mend = found.digest.mend(is_authoritative=found.is_authoritative)
         counts = len(mend.blocks), len(mend.holes), mend.bridge or 0
@@ -232,6 +259,27 @@ async def recover_log(
         # An earlier recovery may have found records that are trimmed by now.
         tail = max(tail, stored.clean_tail)
     return Recovered(producers, tail)
+
+
+def empty_nodes(statuses: Statuses, attempt: int) -> frozenset[NodeId]:
+    """The nodes that store no epoch's end, even if they answer.
+
+    A node that was drained runs on, and every node refuses a copyset that names it. It counts as
+    away: the other members have to be enough without it.
+    """
+    empty = Authority.AUTHORITATIVE_EMPTY
+    if attempt <= EMPTY_ATTEMPTS:
+        return frozenset()
+    return frozenset(node for node, status in statuses.items() if status is empty)
+
+
+def _absent(nodes: tuple[NodeId, ...], nodeset: Nodeset, statuses: Statuses) -> tuple[NodeId, ...]:
+    """The members without data, by `statuses`, that are not among `nodes`."""
+    return tuple(
+        node
+        for node in nodeset.nodes
+        if node not in nodes and statuses.get(node) not in (None, *HAS_DATA)
+    )
 
 
 def latest_allowed_us(record: EpochRecord, unclean: int, begins: Begins) -> int | None:
@@ -346,6 +394,8 @@ async def _seal_and_read(
     replication: Replication,
     tools: RecoveryTools,
     latest_us: int | None,
+    statuses: Statuses,
+    empty: frozenset[NodeId],
 ) -> tuple[SealTally, Collected]:
     """Seal, and read the tail from the members that sealed.
 
@@ -356,12 +406,12 @@ async def _seal_and_read(
     while True:
         tally = await seal_epoch(
             log, epoch, unclean - 1, nodeset, replication, tools.peers,
-            statuses=tools.statuses(log), silent=tools.silent(), everyone=everyone,
+            statuses=statuses, silent=tools.silent(), empty=empty, everyone=everyone,
         )  # fmt: skip
         try:
             return tally, await collect_digest(
                 log, unclean, tally.lng(unclean), tally.sealed, nodeset, replication,
-                tools.digests, latest_us, tools.statuses(log),
+                tools.digests, latest_us, statuses, empty,
             )  # fmt: skip
         except NoSequencer:
             if everyone or len(tally.sealed) == len(nodeset.nodes):
@@ -425,15 +475,9 @@ async def _check_absent(unclean: int, job: MendJob, tools: RecoveryTools) -> Non
         NoSequencer: a member came back, and the records that it holds count.
         Unreachable: the metadata store does not answer.
     """
-    statuses = tools.statuses(job.log)
-    absent = [
-        node
-        for node in job.nodeset.nodes
-        if node not in job.nodes and statuses.get(node) not in (None, *HAS_DATA)
-    ]
-    if absent:
+    if job.absent:
         now = await tools.read_statuses(job.log)
-        back = [node for node in absent if now.get(node) in (None, *HAS_DATA)]
+        back = [node for node in job.absent if now.get(node) in (None, *HAS_DATA)]
         if back:
             raise NoSequencer(
                 f"log {job.log}: nodes {back}, which were said to have no data, came back while "

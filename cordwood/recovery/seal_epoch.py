@@ -5,7 +5,7 @@ Source: docs/sources/logdevice.md 2.7 (2).
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Set
 
 from cordwood.errors import CordwoodError
 from cordwood.layout.message import Reply, Seal, SealReply
@@ -32,6 +32,7 @@ async def seal_epoch(
     *,
     statuses: Statuses,
     silent: Collection[NodeId] = (),
+    empty: Set[NodeId] = frozenset(),
     everyone: bool = False,
 ) -> SealTally:
     """Seal all epochs of `log` below `epoch`; return when no older store can be acknowledged.
@@ -49,6 +50,7 @@ async def seal_epoch(
         clean: last clean epoch; the tally knows the LNGs of the epochs between.
         statuses: the reported status of members' data; see `recovery.heard`.
         silent: members that are not waited for after enough members have sealed.
+        empty: members that store no tail, even if they answer.
         everyone: wait for every member's answer, or SEAL_TIMEOUT_S.
     Raises:
         Fenced: a higher epoch sealed.
@@ -57,7 +59,7 @@ async def seal_epoch(
 
     def enough(answers: Mapping[NodeId, Reply | CordwoodError]) -> bool:
         sealed = {node for node, answer in answers.items() if isinstance(answer, SealReply)}
-        return is_enough(sealed, nodeset, replication, statuses)
+        return is_enough(sealed, nodeset, replication, statuses, empty)
 
     answers = await ask_until(
         nodeset.nodes,
@@ -75,8 +77,9 @@ async def seal_epoch(
             # Every answer counts, those after enough members sealed too: each may know a higher
             # LNG.
             tally.on_sealed(
-                node, answer.lngs, answer.append_time_us, answer.is_sure, answer.quiet_us
-            )
+                node, answer.lngs, answer.append_time_us, answer.is_sure, answer.quiet_us,
+                answer.begun,
+            )  # fmt: skip
             for each, produced in answer.produced.items():
                 tally.on_produced(each, read_produced(produced))
     # A higher epoch's seal wins over the count: this recovery could store nothing on that node.

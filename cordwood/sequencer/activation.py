@@ -26,10 +26,16 @@ from cordwood.lsn import EVENT_LOG, LogId
 from cordwood.metadata.epoch_store import Configuration, EpochRecord, Wanted
 from cordwood.metadata.log_tree import LogTree
 from cordwood.nodes import Authority, Member, NodeId, Nodeset, Replication
-from cordwood.protocol.event_log import event_log_nodes, replication_with_place
+from cordwood.protocol.event_log import event_log_nodes, has_place, replication_with_place
 from cordwood.protocol.producers import ProducerTable
 from cordwood.quorum.nodeset_selection import choose_nodeset
-from cordwood.recovery.recover_log import Begins, Recovered, RecoveryTools, recover_log, seal_log
+from cordwood.recovery.recover_log import (
+    LowerEpochs,
+    Recovered,
+    RecoveryTools,
+    recover_log,
+    seal_log,
+)
 from cordwood.recovery.tell_nodesets import tell_nodesets
 from cordwood.recovery.trim_nodesets import trim_nodesets
 from cordwood.sequencer.appender import AppenderTools, LogAppender, Role
@@ -39,6 +45,7 @@ from cordwood.sequencer.idle_times import IdleTimes
 logger = logging.getLogger(__name__)
 
 FULLY = Authority.FULLY_AUTHORITATIVE
+EMPTY = Authority.AUTHORITATIVE_EMPTY
 
 TRIES_MAX = 3
 """The most lost races for one log in a row; after these another node is busy sequencing it."""
@@ -100,11 +107,6 @@ class Activation:
         self._said = said
         self._refresh_members = refresh_members
         self._taken: dict[int, tuple[int, EpochRecord]] = {}
-        # By log: an epoch, and the known append times at its begin.
-        self._begins: dict[int, tuple[int, Begins]] = {}
-        # By log: attempts to recover the epochs below its own. No other process ever rules this
-        # epoch, so each attempt under its seal has a number of its own.
-        self._attempts: dict[int, int] = {}
 
     async def activate(self, log: LogId, role: Role) -> LogAppender:
         """Take a higher epoch and seal all below it.
@@ -162,6 +164,7 @@ class Activation:
 
         Raises:
             UnknownLog: the log was deleted.
+            Unreachable: the metadata store does not answer.
         """
         info = await self._logs.described(LogId(log))
         if info is not None and info.is_deleted:
@@ -171,6 +174,12 @@ class Activation:
         if info is not None:
             beginning.on_read(info.attributes)
         attributes = beginning.attributes
+        said, asked = self._said(), attributes.replication if attributes is not None else None
+        if log == EVENT_LOG and said and asked and not has_place(Nodeset(said), asked):
+            # Race: the events move once all members are there, and the member that takes the first
+            # epoch may not have read of some. An epoch on two nodes of five cannot record that
+            # either of them is lost, and no later epoch begins without both.
+            await self._refresh_members()
 
         def wanted(record: EpochRecord) -> Configuration | None:
             known = self._members().keys()
@@ -230,8 +239,10 @@ class Activation:
 
     def _of_event_log(self, asked: Replication) -> Replication:
         """The replication of the event log, which may not be what the root asks for."""
-        # Without what the event log adds: a node that is drained for an hour changes nothing.
-        able = tuple(member for member in self._said() if member.weight > 0)
+        # Without what the event log adds, so that a drain of an hour changes nothing. But a node
+        # whose data lies elsewhere may stay away: the others must be able to record the next loss.
+        empty = {m.node for m in self._members().values() if m.authority is EMPTY}
+        able = tuple(m for m in self._said() if m.weight > 0 and m.node not in empty)
         return replication_with_place(Nodeset(able), asked) if able else asked
 
     def able(self) -> frozenset[NodeId]:
@@ -261,6 +272,10 @@ class Activation:
         recovery = self._recovery
         members = await self._located(log, record)
         begins = await seal_log(log, epoch, record, members, recovery)
+        if epoch == 1:
+            # Nothing is below the first epoch, so there is nothing to seal or to recover. Readers
+            # need its nodeset.
+            await tell_nodesets(log, epoch, record, members, recovery.peers, begins=True)
         if record.clean_epoch + 1 < epoch:
             # This epoch may end before it has recovered the epochs below; its successor must know.
             time_us = begins.time_us if begins.is_latest else None
@@ -270,8 +285,6 @@ class Activation:
         # The epoch begins: a later failure must not let another appender begin it again, with LSNs
         # that this appender gave out.
         del self._taken[log]
-        self._begins[log] = (epoch, begins)
-        self._attempts[log] = 0
         logger.info("log %d: this node sequences epoch %d", log, epoch)
         tell(EpochStarted(log, epoch))
         appender = LogAppender(
@@ -280,16 +293,11 @@ class Activation:
                 epoch, self._tools.now(), *begins.idle_since(recovery.host.clock.now_us())
             ),
         )  # fmt: skip
+        appender.lower = LowerEpochs(log, epoch, begins)
         appender.token, appender.holder = record.token, record.holder
         appender.audience = sorted({NodeId(n) for each in record.history for n in each.nodes})
-        # Nothing is below the first epoch, so there is nothing to recover, and readers need its
-        # nodeset.
-        try:
-            if epoch == 1:
-                await tell_nodesets(log, epoch, record, members, recovery.peers)
-        finally:
-            # Not earlier: from here on a look at the tree finds the appender.
-            beginning = self._beginning.pop(log)
+        # Not earlier: from here on a look at the tree finds the appender.
+        beginning = self._beginning.pop(log)
         if beginning.is_deleted:
             raise UnknownLog(f"log {log} was deleted while it was activated")
         appender.attributes = beginning.attributes or DEFAULTS
@@ -297,11 +305,11 @@ class Activation:
             appender.on_recovered(Recovered(ProducerTable(), 0))
         return appender
 
-    async def recover(self, log: LogId, epoch: int) -> Recovered:
-        """Make all epochs below `epoch` clean.
+    async def recover(self, lower: LowerEpochs) -> Recovered:
+        """Make all epochs below an epoch of this node clean.
 
         An epoch that is recorded as recovered is not recovered again. Another sequencer may have
-        recovered it before `epoch` sealed, or an earlier attempt. Its records may be trimmed by
+        recovered it before this one sealed, or an earlier attempt. Its records may be trimmed by
         now, and then no node knows the producers above its LNG, nor its tail. Before an epoch is
         recorded, no record above its LNG is released, so none is trimmed.
 
@@ -310,18 +318,18 @@ class Activation:
             NoSequencer: too many members are absent; may be tried again.
             Unreachable: the metadata store does not answer.
         """
+        log, epoch = lower.log, lower.epoch
         record = await self._recovery.epochs.read(log)
         if record is None or record.clean_epoch >= epoch:
             ruling = 0 if record is None else record.next_epoch - 1
             raise Fenced(f"log {log}: epoch {epoch} is over, or the log is gone", ruling)
         members = await self._located(log, record)
-        begun, begins = self._begins[log]
-        assert begun == epoch, "an epoch begins before those below it are recovered"
-        # Before the first store: an attempt that dies half-way has used its number.
-        self._attempts[log] += 1
         await tell_nodesets(log, epoch, record, members, self._recovery.peers)
+        # Not earlier: a recovery that only waits for members has not tried. Before the first store:
+        # an attempt that dies half-way has used its number.
+        lower.attempts += 1
         return await recover_log(
-            log, epoch, record, members, self._recovery, begins, self._attempts[log]
+            log, epoch, record, members, self._recovery, lower.begins, lower.attempts
         )
 
     async def trim_nodesets(self, log: int, epoch: int) -> None:

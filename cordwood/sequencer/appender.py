@@ -58,7 +58,7 @@ from cordwood.metadata.epoch_store import fenced_words
 from cordwood.nodes import NodeId, Nodeset, Replication
 from cordwood.protocol.append_window import AppendWindow
 from cordwood.quorum.copyset import can_replicate, choose_copyset
-from cordwood.recovery.recover_log import Recovered
+from cordwood.recovery.recover_log import LowerEpochs, Recovered
 from cordwood.sequencer.idle_times import IdleTimes
 from cordwood.sequencer.producer_checks import ProducerChecks
 from cordwood.sequencer.run_contents import (
@@ -147,6 +147,7 @@ class LogAppender:
         audience: nodes that hear of releases: the nodes of every epoch of the log.
         token, holder: the log's fencing token in this epoch, and its holder.
         idle: for how long producers have been idle.
+        lower: what the recovery of the lower epochs needs.
     """
 
     def __init__(
@@ -169,6 +170,7 @@ class LogAppender:
         self.attributes = attributes
         self.token = 0
         self.holder = ""
+        self.lower: LowerEpochs | None = None
         self._blocks_in_flight = 0
         self._append_time_us = append_time_us
         self.idle = idle or IdleTimes(epoch, tools.now())
@@ -211,6 +213,7 @@ class LogAppender:
     def on_recovered(self, below: Recovered) -> None:
         """Every lower epoch is recovered: stored records are released from now on."""
         self.is_recovered = True
+        self.lower = None
         self._checks = ProducerChecks(self.epoch, below, self._tools.queries, self.idle)
         if self._window.lng > self.epoch << 32:
             self._role.release(self.log, self.audience, self._window.lng)

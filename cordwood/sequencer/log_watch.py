@@ -19,8 +19,9 @@ import msgspec
 from cordwood.errors import CordwoodError, Malformed, Retryable
 from cordwood.lsn import EVENT_LOG, LogId
 from cordwood.metadata.epoch_store import Configuration
+from cordwood.metadata.log_changes import CHANGES_PREFIX
 from cordwood.metadata.log_info import LogInfo
-from cordwood.metadata.log_tree import CHANGES_PREFIX, LogTree
+from cordwood.metadata.log_tree import LogTree
 from cordwood.metadata.store import MetadataStore
 from cordwood.nodes import NodeId
 from cordwood.protocol.nodeset_growth import NodesetGrowth

@@ -120,7 +120,9 @@ class ProducerChecks:
     def misplace(self, waiting: Waiting, error: OutOfSequence) -> None:
         """A block is out of its sequence; `take_refused` says when its client is told."""
         entry = waiting.entry
-        end = entry.producer_sequence + entry.count
+        # Trap: the error says that all records below `expected` are stored. These may be behind
+        # this block, and in flight.
+        end = max(entry.producer_sequence + entry.count, error.expected or 0)
         last = self._producers.last_below(entry.producer, entry.producer_epoch, end)
         self.refused.append((last, waiting, error))
 

@@ -63,6 +63,20 @@ LEAVE_S = 2.0
 FINISH_S = 1.0
 """How long a replaced sequencer may take to finish; its successor waits meanwhile."""
 
+RECOVERED_S = 2.0
+"""The longest wait for the end of a recovery while a tail is asked for. Storage nodes wait 3 s for
+an answer, and clients 5 s. Then they have another node sequence the log, where recovery begins
+anew: a recovery that takes longer would never end."""
+
+RECOVERS_S = 60.0
+"""After this time callers may have the next node sequence the log: this node may be cut off from
+nodes that another one reaches. Many times the deadlines of a whole recovery."""
+
+CUT_OFF_S = 30.0
+"""A node whose questions the metadata store has not answered for so long names the next node to
+clients that need an answer: it alone may be cut off. Most outages of the store itself are shorter,
+and then the log should stay where it is."""
+
 LOGS_MAX = 100_000
 """The most logs that one node sequences at once."""
 
@@ -97,6 +111,8 @@ class SequencerRole:
         self._tick_due = False
         self._stirred = asyncio.Event()
         self._in_flight_bytes = 0
+        # Since when the metadata store has not answered this node whether it rules; None if it did.
+        self._unanswered_s: float | None = None
         self.appended_records = 0
 
     # Requests of clients.
@@ -133,6 +149,7 @@ class SequencerRole:
             NoSequencer: another node should be asked, activation failed, or the epoch
                 store does not answer.
         """
+        began = self._tools.now()
         for _ in range(TAIL_TRIES_MAX):
             refusal = self._eligibility.refusal(ask.log)
             if refusal is not None:
@@ -145,18 +162,38 @@ class SequencerRole:
                     raise NoSequencer(text, elsewhere)
                 row = self._table.start_if_due(LogId(ask.log))
             if row is None:
-                raise NoSequencer(str(self._table.failures[ask.log][0]))
+                failure = self._table.failures[ask.log][0]
+                raise NoSequencer(str(failure), failure.node)
             appender = row.appender
             if appender is None:
                 appender = await asyncio.shield(row.ready)
             if row.successor is not None:
                 raise NoSequencer(f"log {ask.log}: another node takes over just now", row.successor)
             # Before that the tail could lie above records that the recovery makes into holes.
-            await asyncio.shield(row.recovered)
+            await self._until_recovered(ask.log, row, began)
             self.remind(row)
             if await self._still_rules(appender.log, row, appender):
                 return TailReply(appender.epoch, appender.lng, self._node, appender.numbered)
         raise NoSequencer(f"log {ask.log}: other nodes took every epoch that this one had")
+
+    async def _until_recovered(self, log: int, row: TableRow, began: float) -> None:
+        """Wait until all lower epochs are recovered.
+
+        Args:
+            began: when the question came.
+        Raises:
+            NoSequencer: recovery failed, or goes on for longer than the caller waits.
+        """
+        now = self._tools.now()
+        if row.recovered.done() or now >= row.active_s + RECOVERS_S:
+            await asyncio.shield(row.recovered)
+            return
+        try:
+            async with asyncio.timeout(max(0.0, began + RECOVERED_S - now)):
+                await asyncio.shield(row.recovered)
+        except TimeoutError:
+            goes_on = f"log {log}: its earlier epochs are being recovered: ask again in a moment"
+            raise NoSequencer(row.trouble or goes_on) from None
 
     def released(self, ask: AskReleased) -> ReleasedReply:
         """The released LSNs of the logs that are active here, 0 for other logs.
@@ -174,7 +211,12 @@ class SequencerRole:
         try:
             rules = await self._activation.is_newest(log, appender.epoch)
         except Retryable as error:
-            raise NoSequencer(f"log {log}: its sequencer is not known: {error}") from error
+            now = self._tools.now()
+            self._unanswered_s = now if self._unanswered_s is None else self._unanswered_s
+            is_cut_off = now >= self._unanswered_s + CUT_OFF_S
+            text = f"log {log}: its sequencer is not known: {error}"
+            raise NoSequencer(text, self.next_node(log) if is_cut_off else 0) from error
+        self._unanswered_s = None
         tell(RuleQuestioned(log, appender.epoch, rules))
         if not rules and self._rows.get(log) is row:
             await self._finish(log, row, NodeId(0))
@@ -244,7 +286,8 @@ class SequencerRole:
         if row is None or (row.appender is None and entry.log in self._table.failures):
             # Trap: the activation is retried meanwhile. If a client waited for the tries, its
             # deadline could pass during one, and it could not tell that from a numbered append.
-            return self._table.failures[entry.log][0], NodeId(0)
+            failure = self._table.failures[entry.log][0]
+            return failure, NodeId(failure.node)
         in_flight = self._in_flight_bytes
         # Trap: a group may be as large as the window, so any run in flight would keep it out.
         size = 0 if entry.parts else entry.stored_bytes
@@ -302,7 +345,8 @@ class SequencerRole:
     def refuse(self, connection: Connection, entry: AppendEntry, error: CordwoodError) -> None:
         """See `appender.Role`."""
         self._in_flight_bytes -= entry.stored_bytes
-        self._answers.send_back(connection, entry, error, NodeId(0))
+        node = error.node if isinstance(error, NoSequencer) else 0
+        self._answers.send_back(connection, entry, error, NodeId(node))
 
     def refuse_if_newest(self, log: LogId, waiting: Waiting, error: CordwoodError) -> None:
         """See `appender.Role`.
@@ -371,6 +415,10 @@ class SequencerRole:
     def on_drained(self, log: LogId, epoch: int) -> None:
         """See `appender.Role`."""
         self._table.restart(log, epoch)
+
+    def next_node(self, log: int) -> NodeId:
+        """See `sequencer_table.TableRole`."""
+        return self._eligibility.next_node(log)
 
     def hold(self, log: int) -> None:
         """See `appender.Role`."""

@@ -40,25 +40,33 @@ ACTIVATE_AGAIN_S = 0.5
 UNEXPECTED_AGAIN_S = 5.0
 """The same after an unexpected error: it is logged with its traceback each time."""
 
+FAILURES_MIN = 1024
+"""Failed activations that are kept without a look at their times. The reasons take some hundred
+bytes each."""
+
 
 class TableRow:
     """One log on this node: active, or being activated with entries waiting.
 
     Attributes:
+        active_s: when the epoch began, by the loop's clock.
         successor: the node that takes over while this node finishes; None while this node goes on.
         recovered: done when every lower epoch is recovered.
+        trouble: why the last try of the recovery failed, "" before the first failure.
         waiting: entries that wait for the activation; some also wait for the recovery after it.
         idle_before: the idle times of this node's epoch before, if it had that.
     """
 
     __slots__ = (
         "_held",
+        "active_s",
         "appender",
         "idle_before",
         "ready",
         "recovered",
         "recovery",
         "successor",
+        "trouble",
         "waiting",
         "waiting_bytes",
     )  # fmt: skip
@@ -69,6 +77,8 @@ class TableRow:
         self.recovery: asyncio.Task[None] | None = None
         self.successor: NodeId | None = None
         self.appender: LogAppender | None = None
+        self.active_s = 0.0
+        self.trouble = ""
         self.idle_before: IdleTimes | None = None
         self.ready: asyncio.Future[LogAppender] = loop.create_future()
         self.waiting: list[Waiting] = []
@@ -108,6 +118,9 @@ class TableRole(Role, Protocol):
     def remind(self, row: TableRow) -> None:
         """A log begins, or is recovered: send its release again."""
 
+    def next_node(self, log: int) -> NodeId:
+        """The node that sequences a log if this one cannot, 0 if there is none."""
+
 
 class SequencerTable:
     """See the module.
@@ -127,6 +140,7 @@ class SequencerTable:
     ) -> None:
         self.rows: dict[int, TableRow] = {}
         self.failures: dict[int, tuple[NoSequencer, float]] = {}
+        self._failures_most = FAILURES_MIN
         self._under_way: dict[int, asyncio.Task[None]] = {}
         self._activation = activation
         self._role = role
@@ -159,6 +173,7 @@ class SequencerTable:
             return
         del self.rows[log]
         if old.successor is not None:
+            self._releases.forget(log)
             old.appender.end(0)  # another node has the next epoch already
             return
         tell(EpochRestarted(log, epoch))
@@ -197,7 +212,7 @@ class SequencerTable:
             self._under_way.pop(log, None)
         if row.idle_before is not None and not appender.is_recovered:
             appender.go_on_after(row.idle_before)
-        row.appender = appender
+        row.appender, row.active_s = appender, self._now()
         self.failures.pop(log, None)
         self._take_waiting(log, row)
         row.ready.set_result(appender)
@@ -231,9 +246,11 @@ class SequencerTable:
         """Recover every lower epoch while appends go on; try until it is done or the epoch ends."""
         appender = row.appender
         assert appender is not None, "recovery follows the activation"
+        lower = appender.lower
+        assert lower is not None, "the epoch has begun, and is not recovered"
         while self.rows.get(log) is row:
             try:
-                recovered = await self._activation.recover(log, appender.epoch)
+                recovered = await self._activation.recover(lower)
             except Fenced as fenced:
                 if self.rows.get(log) is row:
                     self._role.on_fenced(log, fenced.epoch)
@@ -255,6 +272,7 @@ class SequencerTable:
     def _tell_not_recovered(self, log: LogId, row: TableRow, error: NoSequencer) -> None:
         """Tell the waiting clients why the recovery failed; later clients wait again."""
         tell(NotRecoveredTold(log, str(error)))
+        row.trouble = str(error)
         if not row.recovered.done():
             row.recovered.set_exception(error)
             # Read here, because no task may wait for it: asyncio reports an error that is not read.
@@ -291,6 +309,19 @@ class SequencerTable:
             tell(EpochEnded(log, row.appender.epoch))
             row.appender.end(epoch)
 
+    def _note_failure(self, log: int, error: NoSequencer, again_s: float) -> None:
+        """Note why a log could not be activated, and forget what nobody asked about since."""
+        now = self._now()
+        self.failures[log] = error, now + again_s
+        if len(self.failures) > self._failures_most:
+            # A log that is being activated again keeps its reason: clients are told of it.
+            over = [each for each, (_, at_s) in self.failures.items() if at_s <= now]
+            for each in over:
+                if each not in self.rows:
+                    del self.failures[each]
+            # Doubled, so that each failure costs a bounded share of these looks.
+            self._failures_most = max(FAILURES_MIN, 2 * len(self.failures))
+
     def abandon(
         self, log: LogId, row: TableRow, error: CordwoodError, again_s: float = ACTIVATE_AGAIN_S
     ) -> None:
@@ -298,9 +329,16 @@ class SequencerTable:
         tell(ActivationGivenUp(log, str(error)))
         if self.rows.get(log) is row:
             del self.rows[log]
-        told = error if isinstance(error, (UnknownLog, NoSequencer)) else NoSequencer(str(error))
+            # Of the epoch before, if this was to be the next one here.
+            self._releases.forget(log)
+        told: UnknownLog | NoSequencer
+        if isinstance(error, (UnknownLog, NoSequencer)):
+            told = error
+        else:
+            # This node alone may be cut off from the metadata store, and all take it for alive.
+            told = NoSequencer(str(error), self._role.next_node(log))
         if isinstance(told, NoSequencer):
-            self.failures[log] = told, self._now() + again_s
+            self._note_failure(log, told, again_s)
         else:
             # Trap: later entries would be told the failure before this, and never that the log is
             # gone: they do not wait for an activation that failed before.

@@ -47,6 +47,37 @@ def test_what_is_said_of_the_silent_decides(heard: str, said, verdict, enough: b
     assert is_enough(nodes(heard), FIVE, Replication(3), statuses) is enough
 
 
+@pytest.mark.parametrize(
+    ("heard", "said", "enough"),
+    [
+        ("1 4 5", {1: EMPTY}, False),  # 2 and 3 are only away, and have data
+        ("1 3 4 5", {1: EMPTY}, True),
+        ("3 4 5", {1: EMPTY}, True),
+        ("1 4 5", {1: EMPTY, 2: GONE, 3: GONE}, True),  # no other node can give a copy
+        ("1 4 5", {1: EMPTY, 2: GONE, 3: DOWN}, False),
+        ("1 4 5", {1: EMPTY, 2: EMPTY, 3: EMPTY}, True),
+        ("1 2 3", {1: EMPTY, 2: EMPTY, 3: EMPTY}, False),  # 4 and 5 have data
+        ("1 2 3", {1: EMPTY, 2: EMPTY, 3: EMPTY, 4: EMPTY, 5: EMPTY}, True),
+    ],
+)
+def test_an_empty_node_that_answers_stands_for_no_copy(heard: str, said, enough: bool) -> None:
+    statuses = {NodeId(node): status for node, status in said.items()}
+    empty = {node for node, status in statuses.items() if status is EMPTY}
+    answers = nodes(heard)
+    told = {node: status for node, status in statuses.items() if node not in answers}
+    for known in (statuses, told):
+        assert is_enough(answers, FIVE, Replication(3), known, empty) is enough
+    assert not enough or not answers - empty or _is_as_wide_as_can_be(answers - empty, statuses)
+
+
+def _is_as_wide_as_can_be(answers: set[NodeId], statuses: dict[NodeId, Authority]) -> bool:
+    """Whether the tail has all its copies, or every other node lost its data or is empty."""
+    others = {each.node for each in FIVE.members} - answers
+    return attainable(answers, FIVE, Replication(3)) == Replication(3) or all(
+        statuses.get(node) in (GONE, EMPTY) for node in others
+    )
+
+
 def test_a_pair_of_one_rack_is_not_enough_to_hold_a_tail_over_two() -> None:
     over_two = Replication(2, 2)
     statuses = {NodeId(2): EMPTY, NodeId(5): EMPTY}

@@ -13,11 +13,13 @@ from swaps import swap
 
 from cordwood.errors import CordwoodError, Fenced, NoSequencer
 from cordwood.layout.log_questions import Trim, TrimReply
-from cordwood.lsn import ESN_MAX, make_lsn
+from cordwood.lsn import ESN_MAX, LogId, make_lsn
 from cordwood.metadata.epoch_store import EpochRecord, EpochStore
 from cordwood.recovery import recover_log
-from cordwood.recovery.recover_log import Recovered
+from cordwood.recovery.recover_log import Begins, LowerEpochs, Recovered
 from cordwood.sequencer.activation import Activation
+
+NOTHING = Begins(0, is_latest=True)
 
 
 async def record_of(cluster: ClusterAtHand) -> EpochRecord:
@@ -91,10 +93,10 @@ async def test_an_epoch_that_is_over_recovers_nothing(cluster: ClusterAtHand) ->
         while (await record_of(cluster)).clean_epoch < 1:  # noqa: ASYNC110 - another's doing
             await asyncio.sleep(0.1)
         with pytest.raises(Fenced, match="epoch 1 is over") as over:
-            await activation.recover(1, 1)
+            await activation.recover(LowerEpochs(LogId(1), 1, NOTHING))
         assert over.value.epoch == 2
         with pytest.raises(Fenced, match="the log is gone"):
-            await activation.recover(99, 1)
+            await activation.recover(LowerEpochs(LogId(99), 1, NOTHING))
 
 
 def test_who_learns_at_the_end_that_its_own_epoch_is_recovered_steps_down(
@@ -104,13 +106,13 @@ def test_who_learns_at_the_end_that_its_own_epoch_is_recovered_steps_down(
     recovered: list[tuple[int, Fenced | None]] = []
     right, set_clean = Activation.recover, EpochStore.set_clean
 
-    async def recover(self: Activation, log: int, epoch: int) -> Recovered:
+    async def recover(self: Activation, lower: LowerEpochs) -> Recovered:
         try:
-            done = await right(self, log, epoch)
+            done = await right(self, lower)
         except Fenced as error:
-            recovered.append((epoch, error))
+            recovered.append((lower.epoch, error))
             raise
-        recovered.append((epoch, None))
+        recovered.append((lower.epoch, None))
         return done
 
     async def late(self: EpochStore, log: int, epoch: int, *how: int) -> EpochRecord:

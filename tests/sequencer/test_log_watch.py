@@ -6,15 +6,18 @@ import asyncio
 from contextlib import nullcontext
 
 import pytest
-from cluster_at_hand import ClusterAtHand, simulate, until, values
+from cluster_at_hand import ClusterAtHand, say_of_dead, simulate, until, values
 from scenarios import as_scenario
-from swaps import swap
+from swaps import swap, swap_value
 
 from cordwood.client.find import tail_calls
-from cordwood.errors import AccessDenied, OutcomeUnknown, Unreachable
+from cordwood.errors import AccessDenied, BadSetting, OutcomeUnknown, UnknownLog, Unreachable
 from cordwood.log_attributes import LogAttributes, token_digest
+from cordwood.metadata import pages
+from cordwood.metadata import store as store_rules
 from cordwood.metadata.log_entries import id_key
 from cordwood.metadata.log_tree import LogTree
+from cordwood.nodes import Authority
 from cordwood.protocol.nodeset_growth import GROW_AFTER_S
 from cordwood.sequencer.activation import Activation
 from cordwood.sequencer.appender import LogAppender
@@ -207,6 +210,42 @@ def test_a_change_that_could_not_be_read_is_looked_at_again_without_another_writ
 
     with planted(find_bug("look-put-off")) if is_planted else nullcontext():
         simulate(scenario)
+
+
+@pytest.mark.parametrize("is_planted", [False, True])
+def test_however_many_logs_were_deleted_a_sequencer_hears_of_the_next_one(
+    monkeypatch: pytest.MonkeyPatch, is_planted: bool
+) -> None:
+    """After 100,000 logs no list of logs could be read any more: appends to a deleted log were
+    acknowledged and lost, and a node whose data was reported gone did not start."""
+    swap_value(monkeypatch, lambda: store_rules.LIST_KEYS_MAX, 10)
+    swap_value(monkeypatch, lambda: pages.PAGE_KEYS, 4)
+
+    async def scenario(cluster: ClusterAtHand) -> None:
+        async with cluster.client() as owner, cluster.client() as user:
+            await owner.create_log("log")
+            log = await user.open_log("log")
+            await log.append_nowait(b"1")
+            for number in range(10):
+                await owner.create_log(f"job{number}")
+                await owner.log_tree.delete(f"job{number}")
+            await owner.log_tree.delete("log")
+            await asyncio.sleep(3)
+            with nullcontext() if is_planted else pytest.raises(UnknownLog):
+                await log.append_nowait(b"2")
+            if not is_planted:
+                assert await owner.logs() == []
+            await cluster.stop(5)
+            await say_of_dead(owner, 5, Authority.UNDER_REPLICATED)
+            starting = cluster.start_once(5)
+            if is_planted:
+                with pytest.raises(BadSetting, match="keys begin with 'epochs/'"):
+                    await starting
+            else:
+                await until(lambda: 5 in cluster.running)
+
+    with planted(find_bug("lists-end")) if is_planted else nullcontext():
+        simulate(scenario, nodes=5, copies=3)
 
 
 @pytest.mark.parametrize("is_planted", [False, True])

@@ -84,6 +84,34 @@ def test_what_is_given_out_is_not_told_of_before_it_is_stored(
     simulate(healthy, nodes=5, copies=3)
 
 
+def test_a_block_stored_long_ago_is_not_told_of_while_later_blocks_are_in_flight() -> None:
+    """The error for the first of ten blocks said that all ten were stored. The last five were in
+    flight, and their sequencer died: a caller that went by the error did not send them again."""
+
+    async def scenario(cluster: ClusterAtHand) -> None:
+        first_client = cluster.client(timeout_s=20, block_records=1)
+        second_client = cluster.client(timeout_s=20, block_records=1)
+        async with first_client as one, second_client as two:
+            await begun(one, two)
+            owner = cluster.sequencer_of(LOG)
+            producer = Producer(7)
+            await one.append_many("log", TEN[:5], producer=producer)
+            cut_off(cluster, f"node-{owner}")
+            lost = asyncio.ensure_future(one.append_many("log", TEN[5:], producer=producer))
+            await asyncio.sleep(0.05)
+            cut_off(cluster, "client-1")
+            again = asyncio.ensure_future(two.append_many("log", TEN, producer=Producer(7)))
+            await asyncio.sleep(0.5)
+            assert not again.done(), "the last five are on one node, or on none"
+            cluster.kill(owner)
+            await asyncio.wait([again])
+            assert again.exception() is None
+            assert await values(two, "log") == [b"begun"] * 2 + TEN
+            lost.cancel()
+
+    simulate(scenario, nodes=5, copies=3)
+
+
 def test_a_batch_is_not_published_while_its_last_group_is_in_flight(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
