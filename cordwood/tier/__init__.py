@@ -1,1 +1,1 @@
-"""Main storage: a log's old records lie in an object store, as files that any engine reads."""
+"""Main storage: an object store with a log's old records, as files that any engine reads."""

@@ -1,10 +1,10 @@
 """Blocks read from main storage, kept for the next reader of the same row group.
 
-Readers of one client share a cache: a second reader of a history, or a reader that goes back,
-fetches and decodes no cached row group again. Row groups never change and names of objects are
-never used twice, so nothing in it grows old. It is bounded by the bytes of the bodies, and drops
-the least recently used groups. Readers that want the same row group at the same time fetch it once:
-the others wait for the first reader, and one of them takes over if it stops.
+Readers of one client share a cache. So a second reader of a history, or a reader that goes back,
+does not fetch and decode a cached row group again. Row groups never change, and names of objects
+are never used twice, so no cached block becomes outdated. It is bounded by the bytes of the bodies,
+and drops the least recently used groups. Readers that want the same row group at the same time
+fetch it once: the others wait for the first reader, and one of them takes over if it stops.
 
 Source: docs/objects.md, "Reading"; docs/sources/s3stream.md (b), "Read".
 """
@@ -37,7 +37,8 @@ class BlockCache:
     Args:
         bytes_max: of cached bodies; 0 keeps none.
     Attributes:
-        bytes: of the cached bodies. hits: row groups found in the cache.
+        bytes: of the cached bodies.
+        hits: row groups found in the cache.
     """
 
     def __init__(self, bytes_max: int) -> None:
@@ -53,10 +54,10 @@ class BlockCache:
         return key in self._held or key in self._fetching
 
     async def blocks(self, key: GroupKey, fetch: Callable[[], Awaitable[Blocks]]) -> Blocks:
-        """A row group's blocks, from here or fetched.
+        """The blocks of a row group, from the cache or fetched.
 
         Raises:
-            CordwoodError: what `fetch` ends with; nothing is kept then.
+            CordwoodError: the error of `fetch`; nothing is cached then.
         """
         while True:
             if (held := self._held.get(key)) is not None:
@@ -76,7 +77,7 @@ class BlockCache:
             over.set_result(None)
 
     def clear(self) -> None:
-        """Let go of all of it."""
+        """Drop all cached blocks."""
         self._held.clear()
         self.bytes = 0
 

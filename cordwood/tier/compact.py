@@ -31,6 +31,7 @@ from cordwood.protocol.merge_plan import MergePolicy, plan_merges, worn_pages
 from cordwood.tier.log_manifest import LogManifest
 from cordwood.tier.merge import MergeTask, merge_run
 from cordwood.tier.object_store import ObjectStore
+from cordwood.tier.presence import Presence
 from cordwood.tier.verify import all_entries
 from cordwood.tiered import Entry
 
@@ -41,21 +42,22 @@ TURN_S = 3600.0
 
 COMMIT_TRIES_MAX = 10
 COMMIT_PAUSE_S = 1.0
+"""The most tries of a commit while the store does not answer, and the mean pause between them."""
 
 Pace = Callable[[int], Awaitable[None]]
-"""Rests after a number of bytes of bodies, its argument."""
+"""Called with a number of merged bytes of bodies. It waits as long as the pace demands."""
 
 
 @dataclass(slots=True)
 class Compacted:
-    """What a compaction did.
+    """The result of a compaction.
 
     Attributes:
         merged: objects that took the place of others.
         replaced: the entries that they replaced.
         rows, bytes: records in them, and bytes of their bodies.
-        left: runs that were left as they are, because others changed them meanwhile.
-        damaged: and those that cannot be read, or not be merged.
+        left: runs that were not merged, because other processes changed them meanwhile.
+        damaged: runs that cannot be read, or cannot be merged.
     """
 
     merged: int = 0
@@ -129,9 +131,16 @@ async def merge_runs(
     done = Compacted()
     if not runs:
         return done
+    presence = Presence(store)
     number, renew_us = 0, 0
     try:
         for run in runs:
+            # A turn ends earlier turns, and lets their objects be deleted. They may be the only
+            # copies, if the manifest is an older copy that was put back.
+            if not await presence.has_all(run):
+                logger.warning("log %d: %d objects stay as they are: some are gone", log, len(run))
+                done.left += 1
+                continue
             if host.clock.now_us() >= renew_us:
                 number, renew_us = await _take_turn(manifest, host, turn_s, waits)
             try:
@@ -149,7 +158,7 @@ async def merge_runs(
             if pace is not None:
                 await pace(entry.bytes)
     finally:
-        with contextlib.suppress(CordwoodError):  # it is ended for us, later
+        with contextlib.suppress(CordwoodError):  # another process ends it later
             await manifest.end_merging(number)
     return done
 
@@ -157,7 +166,7 @@ async def merge_runs(
 async def _take_turn(
     manifest: LogManifest, host: Host, turn_s: float, waits: bool
 ) -> tuple[int, int]:
-    """A turn's number, and when to take the next one."""
+    """Take a turn. Returns its number, and the time at which to take the next turn."""
     now_us = host.clock.now_us()
     head = await manifest.take_merging(now_us + round(turn_s * 1e6), waits=waits)
     return head.merging.number, now_us + round(turn_s * 5e5)

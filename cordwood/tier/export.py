@@ -1,4 +1,4 @@
-"""Copies a log's objects into a directory, after all of each was checked.
+"""Copies a log's objects into a directory, and checks all of each object before.
 
 Source: docs/objects.md, "The command line".
 """
@@ -17,10 +17,11 @@ from cordwood.tier.local_store import open_local_store
 from cordwood.tier.log_manifest import LogManifest
 from cordwood.tier.object_reader import load_footer
 from cordwood.tier.object_store import ObjectInfo, ObjectStore
-from cordwood.tier.repair import is_lost
 from cordwood.tier.verify import GET_S, all_entries
+from cordwood.tiered import is_lost
 
 CHECK_S = 120.0
+"""The longest time to check an object in a thread."""
 
 _NAME = re.compile(r"[0-9a-f-]+-([0-9a-f]{8})\.parquet")
 """The last part of an object's name; it ends with the footer's CRC."""
@@ -70,7 +71,7 @@ async def export_log(
 
 
 async def _check_apart(target: ObjectStore, manifest: LogManifest, log: int) -> None:
-    """See that no records will be in two files of a directory.
+    """Check that no record will be in two files of a directory.
 
     Raises:
         BadSetting: an earlier export left a file with records that are in another object by now.

@@ -5,8 +5,8 @@ all of its rows are wanted. An object may have more rows than the manifest count
 logs, trimmed records, and records that a merge or a repair took from another object. So a *part*
 says which LSNs of the log count in its file.
 
-What files do not give is *rest*: ranges below the manifest's start and from its end on, lost
-ranges, and trimmed ranges inside of objects. The nodes decide about these, as for every reader.
+The *rest* is all ranges that no file gives: ranges below the manifest's start and from its end on,
+lost ranges, and trimmed ranges inside objects. The nodes decide about these, as for every reader.
 
 Source: docs/objects.md, "Read leases"; docs/spark.md, "Spark's own Parquet reader".
 """
@@ -27,8 +27,7 @@ from cordwood.tier.log_manifest import LogManifest
 from cordwood.tier.object_reader import entry_footer
 from cordwood.tier.object_store import ObjectStore
 from cordwood.tier.read_leases import hold_objects
-from cordwood.tier.repair import is_lost
-from cordwood.tiered import Entry
+from cordwood.tiered import Entry, is_lost
 
 GET_S = 60.0
 """One get of a footer, with all its tries."""
@@ -41,7 +40,7 @@ TRIES_MAX = 5
 five in a row do not happen by chance."""
 
 _HARMLESS = frozenset({GapKind.BRIDGE, GapKind.HOLE})
-"""Nothing was ever acknowledged there."""
+"""The kinds of gaps in which nothing was ever acknowledged."""
 
 
 class FilePart(NamedTuple):
@@ -96,19 +95,24 @@ def needs_footer(entry: Entry) -> bool:
 
 
 def plan_files(
-    entries: Sequence[Entry], runs: Mapping[str, ObjectRun], start: int, stop: int
+    entries: Sequence[Entry],
+    runs: Mapping[str, ObjectRun],
+    start: int,
+    stop: int,
+    kept_from: int = 0,
 ) -> LogFiles:
     """Divide `[start, stop)` of a log into parts of files, and the rest.
 
     Args:
         entries: of the manifest, in order, each beginning where the one before it ended.
         runs: the log's run in each object that `needs_footer`, by the object's name.
+        kept_from: the manifest's start. The first entry may begin before it, with trimmed records.
     """
     parts: list[FilePart] = []
     rest: list[tuple[int, int]] = []
     at, stop = int(start), int(stop)  # an `Lsn` writes itself as e1n5, not as a number
     for entry in entries:
-        low, high = max(entry.first, at), min(entry.last, stop - 1)
+        low, high = max(entry.first, at, kept_from), min(entry.last, stop - 1)
         if low > high:
             continue
         if low > at:
@@ -172,7 +176,10 @@ class FileScan:
             at = page[-1].last + 1
         wanted = [e for e in entries if e.first < stop and not is_lost(e) and needs_footer(e)]
         await self._read_footers([entry for entry in wanted if entry.name not in self._runs])
-        return plan_files(entries, self._runs, start, stop)
+        # Trap: the nodes that answer may not know of the trim that moved the manifest's start. A
+        # page that was gone may have led to a newer head meanwhile, so the start is read last.
+        head = self._manifest.head
+        return plan_files(entries, self._runs, start, stop, head.start if head is not None else 0)
 
     async def _read_footers(self, entries: Sequence[Entry]) -> None:
         for at in range(0, len(entries), FOOTERS_AT_ONCE):
@@ -221,12 +228,12 @@ async def hold_files(
         try:
             found = await scan.files(start, stop)
         except NoObject:
-            continue  # it went with a merge or a trim, after the manifest was read
+            continue  # a merge or a trim removed it after the manifest was read
         new = {part.name for part in found.parts} - leased
         if not new or not lease_s:
             return found
         # Race: a merge before the lease may have let go of a file whose grace is over soon. So the
         # manifest is read again under the lease, until it names no other files.
-        leases += await hold_objects(store, host, holder, new, lease_s)
+        await hold_objects(store, host, holder, new, lease_s, leases)
         leased |= new
     raise Overloaded(f"the manifest of log {log} changes too often: try again")

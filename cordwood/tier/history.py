@@ -45,8 +45,7 @@ from cordwood.tier.block_cache import BlockCache, Blocks, GroupKey
 from cordwood.tier.log_manifest import LogManifest
 from cordwood.tier.object_reader import entry_footer
 from cordwood.tier.object_store import ObjectStore
-from cordwood.tier.repair import is_lost
-from cordwood.tiered import Entry
+from cordwood.tiered import Entry, is_lost
 
 AHEAD_BYTES_MAX = 32 << 20
 """The most bytes of stored row groups that are fetched and not taken yet. Eight of them decoded are
@@ -57,6 +56,7 @@ GETS_MAX = 8
 
 GET_S = 120.0
 CHECK_S = 120.0
+"""The longest time of a get with all its tries, and of the check of a row group in a thread."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,8 +128,8 @@ class HistorySpans(Generic[Part]):
 
     Args:
         store: patient.
-        manifest: the log's; it is read anew if needed. start, until: the first and the last wanted
-            LSN.
+        manifest: the log's; it is read anew if needed.
+        start, until: the first and the last wanted LSN.
     Attributes:
         next_lsn: the next LSN to give out; at the history's end, the LSN from which nodes continue.
     """

@@ -22,19 +22,26 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from cordwood.errors import BadSetting, ObjectChanged
+from cordwood.errors import BadSetting, Malformed, NoObject, ObjectChanged
 from cordwood.host.seams import Host
 from cordwood.layout.object_columns import object_schema
-from cordwood.layout.object_names import LOGS, SHARED, parse_object_name
+from cordwood.layout.object_names import (
+    LOGS,
+    SHARED,
+    objects_prefix,
+    origin_name,
+    pages_prefix,
+    parse_object_name,
+)
 from cordwood.protocol.manifest import is_merged
 from cordwood.tier.compact import merge_runs
 from cordwood.tier.history import GET_S
 from cordwood.tier.log_manifest import LogManifest
 from cordwood.tier.object_reader import entry_footer
 from cordwood.tier.object_store import ObjectStore
-from cordwood.tier.repair import find_logs, is_lost
+from cordwood.tier.repair import find_logs
 from cordwood.tier.verify import all_entries
-from cordwood.tiered import Entry
+from cordwood.tiered import Entry, is_lost
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +57,7 @@ async def whole_objects(store: ObjectStore, host: Host) -> tuple[set[str], set[s
     """The names of the objects that are committed as a whole, and of those that are not.
 
     Raises:
-        Corrupt: a manifest or a footer differs from what was written.
+        Corrupt: a manifest or a footer differs from what was written, or a manifest is missing.
         Retryable: the store does not answer.
     """
     committed: dict[str, dict[int, Entry]] = {}
@@ -58,6 +65,13 @@ async def whole_objects(store: ObjectStore, host: Host) -> tuple[set[str], set[s
     for log in await find_logs(store):
         manifest = LogManifest(store, log, host, "iceberg")
         if (head := await manifest.load()) is None:
+            if await _has_history(store, log):
+                # Trap: the table would lose all rows of this log, and the next run would bring them
+                # back.
+                raise Malformed(
+                    f"log {log} has a history in main storage, and its manifest is missing: "
+                    f"`cordwood tier repair {log}` writes it anew"
+                )
             continue
         starts[log] = head.start
         async for entry in all_entries(manifest):
@@ -80,6 +94,20 @@ async def whole_objects(store: ObjectStore, host: Host) -> tuple[set[str], set[s
         ):
             whole.add(name)
     return whole, committed.keys() - whole
+
+
+async def _has_history(store: ObjectStore, log: int) -> bool:
+    """Whether a log without a head has other objects; a foreign name or a marker is none."""
+    for prefix in (pages_prefix(log), objects_prefix(log)):
+        page = await store.list_page(prefix, limit=2, timeout_s=GET_S)
+        if any(not info.name.endswith("/") for info in page):
+            return True
+    try:
+        # A log may have only objects that it shares with other logs.
+        await store.read(origin_name(log), timeout_s=GET_S)
+    except NoObject:
+        return False
+    return True
 
 
 def _is_cut(first: int, entry: Entry, start: int) -> bool:
@@ -125,7 +153,7 @@ def table_uuid(catalog: Any, name: str) -> str:
 
 
 def sync_table(catalog: Any, name: str, address: str, whole: Collection[str]) -> Synced:
-    """Have a table name exactly these objects.
+    """Make a table name exactly these objects.
 
     Args:
         catalog: pyiceberg's.

@@ -1,4 +1,5 @@
-"""Collects the objects of ledgers that nothing names: deleted ledgers', and given-up attempts'.
+"""Collects the objects of ledgers that nothing names any more: those of deleted ledgers and of
+attempts that were given up.
 
 The objects are listed first, and the ledger's metadata is read afterwards. So the attempt of each
 listed object had begun before the metadata was read. If another attempt is in force now, the
@@ -89,5 +90,6 @@ def is_dead(fate: Fate, attempt: int) -> bool:
     """Whether the objects of an attempt are not used now, and never can be."""
     if fate.is_deleted:
         return True
-    # Before the first attempt there is nothing to see; if there is, it is not for us to judge.
+    # A ledger without an attempt has no objects. If there are some, they are not this cluster's to
+    # delete.
     return fate.attempt > 0 and fate.attempt != attempt

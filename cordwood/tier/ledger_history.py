@@ -27,7 +27,7 @@ GROUPS_KEPT = 2
 """Row groups in memory, of 4 MiB of bodies each: one for a reader, and one for a second reader."""
 
 FOOTERS_KEPT = 16
-"""Of objects of 64 MiB; a footer has 2 KiB or so."""
+"""The number of footers in memory, of objects of 64 MiB. A footer has about 2 KiB."""
 
 READ_S = 60.0
 """Decoding a row group in a thread, at most."""
@@ -83,10 +83,11 @@ class LedgerHistory:
         return found
 
     async def see(self, *, timeout_s: float) -> None:
-        """See that the manifest and every object are there, without reading the objects.
+        """Check that the manifest and every object exist, without reading the objects.
 
         Raises:
-            NoObject: an object is missing. Malformed: an object has another size.
+            NoObject: an object is missing.
+            Malformed: an object has another size.
             Corrupt, BadSetting, Retryable: see `entries`.
         """
         for part in (await self._load(timeout_s)).parts:

@@ -37,7 +37,7 @@ from cordwood.tier.object_store import ObjectStore
 Result = TypeVar("Result")
 
 OBJECT_BYTES = 64 << 20
-"""Bodies of one object, about: as of logs."""
+"""The approximate bytes of bodies in one object, as for logs."""
 
 CALL_S = 60.0
 """One get, with all its tries."""
@@ -50,10 +50,10 @@ MAKE_S = 120.0
 
 
 class UploadedLedger(NamedTuple):
-    """What an upload put.
+    """The result of an upload.
 
     Attributes:
-        manifest_crc: what the ledger's metadata is to name.
+        manifest_crc: the CRC32C of the manifest, for the ledger's metadata.
         objects, stored: objects, and their bytes in the store.
     """
 

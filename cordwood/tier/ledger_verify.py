@@ -34,7 +34,7 @@ CHECK_S = 120.0
 
 @dataclass(slots=True)
 class LedgerAttempt:
-    """What a store lists of one attempt at a ledger.
+    """The objects of one attempt at a ledger, as a store lists them.
 
     Attributes:
         manifests: names of its manifests; an attempt puts one.
@@ -53,8 +53,9 @@ class VerifiedLedger:
     """The result of reading an attempt.
 
     Attributes:
-        objects, entries, bytes: intact objects, their entries, and the bytes of these as nodes
-            kept them. faults: damaged or missing objects, with the damage of each.
+        objects, entries, bytes: intact objects, their entries, and the bytes of these as nodes kept
+            them.
+        faults: damaged or missing objects, with the damage of each.
         is_gone: it was deleted while it was read.
     """
 
@@ -68,7 +69,7 @@ class VerifiedLedger:
 async def find_ledgers(
     store: ObjectStore, ledgers: Collection[int] = ()
 ) -> AsyncIterator[LedgerAttempt]:
-    """Every attempt that a store holds something of, by ledger.
+    """Every attempt that has objects in a store, by ledger.
 
     Args:
         ledgers: only of these; all without one.
@@ -80,7 +81,7 @@ async def find_ledgers(
             try:
                 at = parse_ledger_name(info.name)
             except Malformed:
-                continue  # not ours: the collection counts it
+                continue  # not an object of Cordwood: the collection counts it
             if found is not None and (found.ledger, found.attempt) != at:
                 yield found
                 found = None
@@ -111,7 +112,7 @@ async def read_manifest(store: ObjectStore, name: str) -> LedgerManifest:
 
 
 async def verify_ledger(store: ObjectStore, host: Host, name: str) -> VerifiedLedger:
-    """Read every entry that a manifest names; damage is noted, and the rest is read all the same.
+    """Read every entry that a manifest names. Damage is noted, and the other entries are read too.
 
     Args:
         name: the manifest's.
@@ -148,7 +149,7 @@ async def verify_ledger(store: ObjectStore, host: Host, name: str) -> VerifiedLe
 async def _read_part(
     store: ObjectStore, host: Host, name: str, manifest: LedgerManifest, part: LedgerPart
 ) -> int:
-    """Read an object, one row group at a time; the bytes of its entries.
+    """Read an object, one row group at a time. Returns the bytes of its entries.
 
     Raises:
         Corrupt, NoObject: it is not what was put, or is gone.

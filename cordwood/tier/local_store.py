@@ -4,11 +4,12 @@ An object is a file below the directory. It is written under `.staging/` first a
 renamed to its name, and the directories that name it are synced: a crash leaves no object, or all
 of it. Files that a crash leaves under `.staging/` are removed when the store is opened a day later.
 
-A condition (`put_if`) is looked at and acted upon under a lock that all processes of the machine
-share, and that every rename takes too. A network file system without locks across machines does not
-keep that promise.
+`put_if` checks its condition and stores the object under one lock. All processes of the machine
+share this lock, and every rename takes it too. On a network file system without locks across
+machines, `put_if` is not safe.
 
-A name may not be the beginning of another's path, `a` of `a/b`: it would be a file and a directory.
+A name must not be a directory in the path of another name, such as `a` in `a/b`: it would be a file
+and a directory.
 
 Source: docs/objects.md, "The store"; docs/architecture.md, "Files by name".
 """
@@ -172,7 +173,7 @@ class LocalStore:
         try:
             durable.sync_directory(place.parent)
         except OSError as error:
-            # The name is there, and may be gone after a crash.
+            # The name exists, and may be missing after a crash.
             raise OutcomeUnknown(f"{name}: {error.strerror}") from error
 
     @contextlib.contextmanager
@@ -309,7 +310,7 @@ _MISPLACED = (errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ENOTEMPTY)
 def _ours(error: OSError, what: str, *, writes: bool) -> CordwoodError:
     if isinstance(error, FileNotFoundError) and not writes:
         return NoObject(f"there is no object {what}")
-    if error.errno in (errno.EACCES, errno.EPERM):
+    if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
         return AccessDenied(f"{what}: {error.strerror}: let this user read and write the directory")
     if error.errno == errno.ELOOP:
         return BadSetting(f"{what}: {error.strerror}")

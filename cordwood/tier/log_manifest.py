@@ -5,8 +5,8 @@ names them. The head is replaced on condition that it is still the head that was
 does not answer, the head is read until the outcome is known. Heads never repeat, so an uploader
 recognises its own, and may try the same condition again.
 
-A holder's name has 64 random bits: two uploaders of one name would else take each other's turn for
-their own.
+A holder's name has 64 random bits: otherwise two uploaders of the same name would take each other's
+turn for their own.
 
 Source: docs/objects.md, "The manifest".
 """
@@ -46,7 +46,7 @@ PAGES_KEPT = 128
 """In memory: 64 entries of 300 bytes each are 20 KB a page."""
 
 SWAPS_MAX = 20
-"""Tries to replace a head that others replace as well; only trims and turns do."""
+"""The most tries to replace a head that others replace at the same time: trims and turns do so."""
 
 
 class LogManifest:
@@ -56,7 +56,8 @@ class LogManifest:
         store: patient, where its answers may be lost.
         timeout_s: for each call of ours, over all that it asks of the store.
     Attributes:
-        head: as it was read or written last; None where the log has none.
+        head: the head that was read or written last; None if the log has none.
+        pages_kept: how many pages stay in memory.
     """
 
     def __init__(
@@ -69,6 +70,8 @@ class LogManifest:
         self._timeout_s = timeout_s
         self._holder = f"{name}/{host.random.getrandbits(64):016x}"
         self._etag: Etag | None = None
+        self._was_there = False
+        self.pages_kept = PAGES_KEPT
         self._pages: OrderedDict[str, Page] = OrderedDict()
         self._fence = 0
         self._merge = 0
@@ -86,13 +89,18 @@ class LogManifest:
         """Begin a turn at this log: no earlier turn can commit any more.
 
         Args:
-            first: where the log begins, if nothing was uploaded yet.
+            first: the first LSN of the log, if nothing was uploaded yet.
             fence: the turn's number; 0 takes the next one.
         Raises:
             Fenced: a turn as high has begun.
+            Malformed: the head that this object read before is gone.
         """
 
         def change(head: Head | None) -> Head:
+            if head is None and self._was_there:
+                # Trap: the caller begins where that head ended. A new manifest would leave out all
+                # records below, and nodes let go of them long ago.
+                raise Malformed(f"the manifest of log {self._log} is gone: repair it")
             if head is None:
                 return rule.first_head(self._log, int(first), fence or 1, self._holder)
             return rule.take_turn(head, fence or head.fence + 1, self._holder)
@@ -110,7 +118,6 @@ class LogManifest:
             OutcomeUnknown: the store does not answer; commit it again, or read.
         """
         pages: list[tuple[str, bytes]] = []
-
         seal = self._sealer(pages, self._fence)
 
         def change(head: Head | None) -> Head | None:
@@ -134,7 +141,7 @@ class LogManifest:
         return head
 
     async def trim(self, start: int) -> Head | None:
-        """Keep nothing below an LSN; None if the log has no manifest."""
+        """Trim the log below an LSN. Returns None if the log has no manifest."""
 
         def change(head: Head | None) -> Head | None:
             if head is None:
@@ -228,21 +235,28 @@ class LogManifest:
             held[ref] = page = await self._page(ref)
             await self._hold(page.items, first, last, held)
 
-    async def write_anew(self, entries: Sequence[Entry], fence: int, merges: int = 0) -> Head:
+    async def write_anew(
+        self, entries: Sequence[Entry], fence: int, merges: int = 0, before: Head | None = None
+    ) -> Head:
         """Replace a missing or unreadable manifest by a manifest of these entries.
 
         Args:
             entries: in order, without a hole; see `protocol.manifest.build`.
             merges: above the numbers of all turns at merging.
+            before: a readable head that this object read last: it names objects that are gone.
         Raises:
-            BadSetting: the present manifest can be read.
+            BadSetting, ObjectChanged: the present manifest can be read, or is not `before`.
         """
         async with self._bounded(OutcomeUnknown):
-            self._etag = await self._damaged_etag()
+            if before is None:
+                self._etag = await self._damaged_etag()
+            elif self.head is not before:
+                raise ObjectChanged(f"the manifest of log {self._log} changed meanwhile")
             pages: list[tuple[str, bytes]] = []
             seal = self._sealer(pages, fence)
             head = rule.build(self._log, self._dated(entries), fence, self._holder, seal)
-            head = head._replace(merging=Merging(merges))
+            version = head.version if before is None else before.version + 1
+            head = head._replace(version=version, merging=Merging(merges))
             for name, data in pages:
                 await self._store.put(name, [data], timeout_s=self._timeout_s)
             self._fence = fence
@@ -278,10 +292,11 @@ class LogManifest:
         return head
 
     async def shorten(self, end: int, before: Head, fence: int, merges: int) -> Head:
-        """Take all behind an LSN out of the manifest, as a repair does.
+        """Remove all entries behind an LSN from the manifest, as a repair does.
 
         Args:
-            end: the last LSN that stays. before: the head as it was read for this decision.
+            end: the last LSN that stays.
+            before: the head as it was read for this decision.
             fence, merges: as of `extend`.
         Raises:
             ObjectChanged: the manifest ends elsewhere by now.
@@ -313,8 +328,9 @@ class LogManifest:
         return head
 
     def _dated(self, entries: Sequence[Entry]) -> list[Entry]:
-        """Entries that take a place now: what a repair leaves out stays for its grace, as damaged
-        objects do of which something may still be had."""
+        """Entries with the present time as the time of the change. So objects that a repair leaves
+        out keep their grace, and damaged objects too, because some of their records may still be
+        readable."""
         now_us = self._host.clock.now_us()
         return [entry._replace(replaced_us=now_us) for entry in entries]
 
@@ -366,7 +382,8 @@ class LogManifest:
             return await self._again(search)
 
     async def kept(self) -> list[Item]:
-        """What the manifest names from its start on, by LSN; the first entry may begin before it.
+        """The items that the manifest names from its start on, by LSN. The first entry may begin
+        before the start.
 
         A page of which a trim took a part stays in the head as a whole, with the sums of all its
         entries, which may be thousands. Its items stand here in its place.
@@ -399,7 +416,7 @@ class LogManifest:
             return await self._again(search)
 
     async def page_entries(self, ref: PageRef) -> list[Entry]:
-        """What a page of entries holds; nothing where it is gone."""
+        """The entries of a page; empty if the page is gone."""
         async with self._bounded(Unreachable):
             try:
                 page = await self._page(ref)
@@ -422,9 +439,8 @@ class LogManifest:
             async with asyncio.timeout(self._timeout_s):
                 yield
         except TimeoutError as error:
-            raise late(
-                f"the manifest of log {self._log}: no end within {self._timeout_s} s"
-            ) from error
+            why = f"the manifest of log {self._log}: no end within {self._timeout_s} s"
+            raise late(why) from error
 
     # ---- reading ----
 
@@ -438,7 +454,7 @@ class LogManifest:
         rule.check_head(head)
         if head.log != self._log:
             raise Malformed(f"{head_name(self._log)} is the manifest of log {head.log}")
-        self.head, self._etag = head, etag
+        self.head, self._etag, self._was_there = head, etag, True
         return head
 
     async def _find(self, head: Head, lsn: int) -> Entry | None:
@@ -476,7 +492,7 @@ class LogManifest:
             # A page of another size or order would lead a reader past entries, without an error.
             rule.check_page(page, ref)
             self._pages[name] = page
-            if len(self._pages) > PAGES_KEPT:
+            if len(self._pages) > self.pages_kept:
                 self._pages.popitem(last=False)
         self._pages.move_to_end(name)
         return page
@@ -495,9 +511,8 @@ class LogManifest:
                 newer = await self._load()
                 # The page is missing, and no trim has taken it.
                 if newer is not None and newer.version == head.version:
-                    raise Malformed(
-                        f"the manifest of log {self._log}: {error}: repair it"
-                    ) from error
+                    why = f"the manifest of log {self._log}: {error}: repair it"
+                    raise Malformed(why) from error
                 head = newer
         return None
 
@@ -556,10 +571,14 @@ class LogManifest:
             OutcomeUnknown: the store does not say.
         """
         data, name, before = pack_head(head), head_name(self._log), self._etag
+        is_under_way = False
         while True:
             try:
                 etag = await self._store.put_if(name, data, before, timeout_s=self._timeout_s)
-            except OutcomeUnknown:
+            except (OutcomeUnknown, ObjectChanged) as error:
+                if isinstance(error, ObjectChanged) and not is_under_way:
+                    raise
+                is_under_way = True  # the earlier write may also have changed it just now
                 try:
                     found, etag = await self._store.read(name, timeout_s=self._timeout_s)
                 except NoObject:
@@ -572,9 +591,10 @@ class LogManifest:
                     raise OutcomeUnknown(f"{name}: {error}") from error
                 if found != data:
                     if etag == before:
-                        # Ours may still arrive; it would find what we try again replaced.
+                        # The earlier write may still arrive. It would then find the head replaced,
+                        # and change nothing.
                         await asyncio.sleep(PAUSE_S * (0.5 + self._host.random.random()))
                         continue
                     raise ObjectChanged(f"{name} was replaced") from None
-            self.head, self._etag = head, etag
+            self.head, self._etag, self._was_there = head, etag, True
             return head

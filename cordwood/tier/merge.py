@@ -1,4 +1,5 @@
-"""Makes one object of the records of several: read, write, put, read back. Nothing is committed.
+"""Makes one object from the records of several objects: read, write, put, read back. It commits
+nothing.
 
 This is the core that nodes, `cordwood tier compact` and the tasks of `cordwood spark compact`
 share. Row groups are read one after another, and one written object is in memory. Each body is
@@ -54,16 +55,16 @@ class MergeTask:
 
 
 async def merge_run(store: ObjectStore, host: Host, task: MergeTask) -> Entry:
-    """Put the object of a run, checked; the entry that may take the run's place.
+    """Put the object of a run, and check it. Returns the entry that may take the run's place.
 
-    Made again, it puts the same bytes under the same name.
+    A repeated call puts the same bytes under the same name.
 
     Args:
         store: patient.
     Raises:
         NoObject: an object of the run is gone: others took its place, or a trim did.
         Corrupt: an object of the run is damaged.
-        BadSetting: blocks reach over the ends of an entry, as a repair may leave them.
+        BadSetting: blocks reach past the ends of an entry. A repair may leave entries like that.
         OutcomeUnknown, Retryable: the store does not answer; at most an orphan is left.
     """
     made = await _made(store, host, task)
@@ -112,7 +113,7 @@ async def _made(store: ObjectStore, host: Host, task: MergeTask) -> FinishedObje
 
 
 async def _items(store: ObjectStore, host: Host, task: MergeTask) -> AsyncIterator[Item]:
-    """Blocks and gaps of all entries, as each holds them."""
+    """The blocks and gaps of all entries, in order."""
     for entry in task.run:
         async for item in entry_items(store, entry, host, task.log):
             if not isinstance(item, Gap):

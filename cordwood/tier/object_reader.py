@@ -1,7 +1,8 @@
 """Reads objects by ranges: a footer, then row groups.
 
-Where the manifest told how large the footer is, it is one get; from an object's name alone, the end
-is fetched first, and once more where the footer is larger than the guess.
+If the manifest told the size of the footer, one get fetches it. With an object's name alone, a
+first get fetches a guessed number of bytes from the object's end, and a second get follows if the
+footer is larger.
 
 Source: docs/objects.md, "Objects".
 """
@@ -25,7 +26,7 @@ FOOTER_GUESS_BYTES = 64 << 10
 async def load_footer(
     store: ObjectStore, name: str, size: int, crc: int, *, timeout_s: float
 ) -> Footer:
-    """The footer of an object of which nothing but its name and size is known.
+    """The footer of an object of which only its name and size are known.
 
     Raises:
         Corrupt: it is not the footer that was written.

@@ -1,14 +1,14 @@
-"""What main storage asks of an object store, whichever it is.
+"""The interface through which main storage uses an object store.
 
 An object is a name with bytes that are written as a whole and read by ranges. Cordwood writes an
 object once and never changes it, except *pointers*: small objects that are replaced on condition
-that they are still as the caller read them (`put_if`). Nothing is built on a listing: it may be
-stale, and only the collection of orphans and a repair read one.
+that they are still as the caller read them (`put_if`). No decision of uploads or readers uses a
+listing, because it may be stale. Only the collection of orphans and a repair read listings.
 
-Three implementations keep these words, and one contract suite holds them to it:
+There are three implementations, and one contract suite checks that they keep these promises:
 `local_store` (a directory), `obstore_store` (S3, Google, Azure) and `sim.object_store`.
 
-`put` and `delete` may be made again and change nothing by it; `patient_store` does so.
+`put` and `delete` may be repeated, and a repeat changes nothing; `patient_store` repeats them.
 
 Errors, whichever the store::
 
@@ -36,13 +36,14 @@ Etag = NewType("Etag", str)
 """A tag of an object's content. Two objects of equal content may have equal tags."""
 
 NAME_BYTES_MAX = 512
-"""Half of what S3 takes: a prefix of the user's goes before it."""
+"""Half of the length that S3 takes, because a prefix of the user's stands before the name."""
 
 PART_BYTES_MAX = 200
-"""A part of a name is a file's name in a directory, and file systems take 255."""
+"""The longest part of a name. In a directory it is a file name, and file systems take 255 bytes."""
 
 WHOLE_BYTES_MAX = 16 << 20
-"""What `read` takes into memory: pointers and pages are a thousandth of it."""
+"""The most bytes that `read` takes into memory. Pointers and pages have about a thousandth of
+it."""
 
 LIST_MAX = 1000
 """Objects in a page of a listing, as S3 has it."""
@@ -114,8 +115,9 @@ class ObjectStore(Protocol):
     ) -> list[ObjectInfo]:
         """Objects below a prefix, each once, a page at a time; fewer than `limit` only at the end.
 
-        They come by the bytes of their names. SeaweedFS has another order where a directory's
-        name is the beginning of its sibling's, as of `a/` and `a-b`; no layout of ours has these.
+        They come by the bytes of their names. SeaweedFS has another order if the name of a
+        directory is the beginning of its sibling's name, such as `a/` and `a-b`. Cordwood has no
+        such names.
 
         Args:
             prefix: "" or a path that ends with a slash.
@@ -168,7 +170,7 @@ def check_prefix(prefix: str) -> str:
 
 
 def check_page(after: str, limit: int) -> None:
-    """See that a page of a listing can be asked for.
+    """Check that the arguments of a page of a listing are valid.
 
     Raises:
         BadSetting: `after` is no name, or `limit` is out of its range.
@@ -180,7 +182,7 @@ def check_page(after: str, limit: int) -> None:
 
 
 def check_range(name: str, start: int, stop: int) -> None:
-    """See that a range is one.
+    """Check that a range of bytes is valid.
 
     Raises:
         BadSetting: it is empty, or begins before the object.
@@ -191,7 +193,7 @@ def check_range(name: str, start: int, stop: int) -> None:
 
 
 def check_deletion(names: Sequence[str]) -> None:
-    """See that names can be deleted in one call.
+    """Check that names can be deleted in one call.
 
     Raises:
         BadSetting: a name is not valid, or there are more than DELETE_MAX.

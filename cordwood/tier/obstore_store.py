@@ -1,4 +1,4 @@
-"""S3 and all that speak it, Google's and Azure's stores, through the library `obstore`.
+"""S3 and compatible stores, and those of Google and Azure, through the library `obstore`.
 
 The library is the `s3` extra. Credentials come only from the library's own sources (environment,
 profiles, the machine's role) or from `options`. No error, log line or `repr` of Cordwood shows one:
@@ -6,7 +6,7 @@ the library's messages are cut to their first line, without queries of addresses
 values of options.
 
 The library does not retry here. If the library resent a conditional put after a lost answer, the
-put would find its own object and report a false conflict. Pauses are the caller's business.
+put would find its own object and report a false conflict. The caller makes pauses and retries.
 
 Source: docs/objects.md, "The store".
 """
@@ -45,17 +45,25 @@ from cordwood.tier.object_store import (
 SCHEMES = ("s3", "s3a", "gs", "az", "azure", "abfs", "abfss", "https")
 
 PART_BYTES = 16 << 20
-"""Of a multipart upload; S3 takes 10,000 parts, so an object has 156 GiB at most."""
+"""The bytes of a part in a multipart upload. S3 takes 10,000 parts, so an object has 156 GiB at
+most."""
 
 PARTS_IN_FLIGHT = 4
 """Parts of one upload: beside the content itself the library holds 64 MiB."""
 
 CONNECT_TIMEOUT = "5s"
 REQUEST_TIMEOUT = "120s"
-"""Of one request: a part of 16 MiB at 140 KB/s. The caller's deadline holds over all of them."""
+"""The timeout of one request: enough for a part of 16 MiB at 140 KB/s. The caller's deadline bounds
+all requests of a call."""
 
-_SLOW_DOWN = re.compile(r"SlowDown|ServerBusy|\b429\b|\b503\b", re.IGNORECASE)
-_BAD_RANGE = re.compile(r"\b416\b|InvalidRange|range", re.IGNORECASE)
+_STATUS = re.compile(r"status code: (\d{3})")
+_SLOW_STATUS = ("429", "503")
+_RANGE_STATUS = "416"
+_SLOW_DOWN = re.compile(r"\b(?:SlowDown|ServerBusy)\b")
+_BAD_RANGE = re.compile(r"\b(?:Invalid range|InvalidRange)\b")
+_FOREIGN_PATH = "Encountered object with invalid path"
+_REQUEST = re.compile(r"Error performing \S+ \S+")
+"""The library's words for a request, with its address."""
 _QUERY = re.compile(r"\?\S*")
 _TEXT_MAX = 300
 
@@ -81,7 +89,7 @@ class ObstoreStore:
 
     @property
     def library_store(self) -> Any:
-        """The store of the library's, for measurements of the library alone."""
+        """The library's store object, for measurements of the library alone."""
         return self._store
 
     async def put(self, name: str, content: Sequence[Buffer], *, timeout_s: float) -> None:
@@ -155,7 +163,7 @@ class ObstoreStore:
                 self._store, prefix or None, offset=after or None, chunk_size=limit
             )
             async for chunk in listed:
-                page += map(_info, chunk)
+                page += (_info(each) for each in chunk if _is_ours_below(prefix, each["path"]))
                 if len(page) >= limit:
                     break
             return page[:limit]
@@ -225,19 +233,43 @@ class ObstoreStore:
                 )
             case exceptions.NotSupportedError():
                 return BadSetting(f"{self._address}: {self._shown(text)}")
-        if _SLOW_DOWN.search(text):
+        if _FOREIGN_PATH in text:
+            # The library lists nothing around it, and will not later either.
+            return BadSetting(
+                f"{self._address} has a name that no listing can pass. Remove this object, which "
+                f"another program put there: {self._shown(text)}"
+            )
+        if _asks_for_less(text):
             return Overloaded(f"{self._address} asks to be called less: {self._shown(text)}")
-        if ranged and _BAD_RANGE.search(text):
+        if ranged and _ends_too_early(text):
             return Malformed(f"{what} is shorter than what was asked for: {self._shown(text)}")
         kind = OutcomeUnknown if writes else Unreachable
         return kind(f"{self._address}: {what}: {self._shown(text)}")
 
     def _shown(self, text: str) -> str:
-        """What may be shown of an error of the library's."""
+        """The part of an error of the library that may be shown."""
         line = _QUERY.sub("", text.strip().partition("\n")[0])
         for secret in self._secrets:
             line = line.replace(secret, "…")
         return line[:_TEXT_MAX]
+
+
+def _asks_for_less(text: str) -> bool:
+    """Whether an error of the library says that the store did nothing and wants fewer calls."""
+    if (status := _STATUS.search(text)) is not None:
+        return status[1] in _SLOW_STATUS
+    return _SLOW_DOWN.search(_REQUEST.sub("", text)) is not None
+
+
+def _ends_too_early(text: str) -> bool:
+    """Whether an error of the library says that an object has fewer bytes than were asked for.
+
+    Trap: the text also has the address and the duration of the request. A lost answer of the bucket
+    `orange`, or one after 416.2 ms, was taken for a damaged object.
+    """
+    if (status := _STATUS.search(text)) is not None:
+        return status[1] == _RANGE_STATUS
+    return _BAD_RANGE.search(_REQUEST.sub("", text)) is not None
 
 
 def open_obstore(url: str, options: Mapping[str, str] | None = None) -> ObstoreStore:
@@ -292,8 +324,25 @@ def _versions(etag: Etag) -> dict[str, str]:
 
 
 def _etag(meta: Any) -> Etag:
-    """Both of what stores tell versions by: S3 and Azure compare the first, Google the second."""
+    """The two tags by which stores tell versions: S3 and Azure compare the first, Google the
+    second."""
     return Etag(f"{meta.get('e_tag') or ''}\n{meta.get('version') or ''}")
+
+
+def _is_ours_below(prefix: str, name: str) -> bool:
+    """Whether a listed name can be an object of Cordwood's below a prefix.
+
+    Trap: other programs mark directories. The library gives the marker `logs/` as `logs`, which is
+    not below `logs/`, and a look for the next log went on behind all logs. No call takes a name
+    such as `logs/7_$folder$`, so no page could begin after it.
+    """
+    if not name.startswith(prefix):
+        return False
+    try:
+        check_name(name)
+    except BadSetting:
+        return False
+    return True
 
 
 def _info(meta: Any) -> ObjectInfo:

@@ -1,4 +1,4 @@
-"""Keeps the logs of two clusters apart that have one number and one object store.
+"""Keeps logs of two clusters apart that have the same number in the same object store.
 
 Numbers count from 1 in every cluster, and an upload continues where the manifest ends. With the
 manifest of another cluster's log it would leave out all records below that end, and put the rest
@@ -44,7 +44,7 @@ async def check_origin(store: ObjectStore, log: int, created_us: int) -> bool:
 
 
 async def keep_origin(store: ObjectStore, log: int, created_us: int) -> None:
-    """Have the store say of which log its history is.
+    """Note in the store to which log its history belongs.
 
     Raises:
         BadSetting, Corrupt: see `check_origin`.

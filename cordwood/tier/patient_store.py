@@ -26,17 +26,19 @@ from cordwood.tier.object_store import LIST_MAX, Etag, ObjectInfo, ObjectStore
 PAUSE_S = 0.1
 PAUSE_S_MAX = 20.0
 SLOW_DOWN_FACTOR = 5
-"""S3 asks for some requests a second less; half a second is its own client's first pause."""
+"""The factor of the pause after SlowDown. S3 then wants some requests a second less, and its own
+client begins with a pause of half a second."""
 
 TRY_S = 30.0
-"""Of one try at most: 64 MiB at 2 MiB/s."""
+"""The longest time of one try: enough for 64 MiB at 2 MiB/s."""
 
 FIRST_TRY_S = 5.0
-"""Of a first try, without its bytes. Stores answer within a second, and a reader waits for each
-answer that is lost. Each further try has twice as long, up to TRY_S."""
+"""The time of a first try, without the time for its bytes. Stores answer within a second, and a
+reader waits this long for each answer that is lost. Each further try has twice the time, up to
+TRY_S."""
 
 BYTES_A_SECOND = 2 << 20
-"""What a try has for its bytes beside that."""
+"""A try gets additional time for its bytes, at this rate."""
 
 Result = TypeVar("Result")
 
@@ -148,7 +150,8 @@ class PatientStore:
                     unknown = error
                 wait_s = pause_s(tries, error, self._chance)
                 if loop.time() + wait_s >= end:
-                    # One try that may have happened is not undone by the next that did nothing.
+                    # If one try may have taken effect, the outcome is unknown, even if the next try
+                    # did nothing.
                     worst = unknown or error
                     raise type(worst)(f"{worst} (after {tries} tries)") from error
             self.retries += 1

@@ -1,12 +1,14 @@
 """Read leases: objects that a running query reads, noted in the store. Collection keeps them.
 
-A program that reads objects by their names alone, as Spark's own Parquet reader does, cannot look
-for a newer object when a merge or a trim took one away. So the query notes the names of its objects
-first, for a time. Until then no collection deletes them, whatever manifests say.
+A program that reads objects by their names alone, as Spark's own Parquet reader does, cannot find
+the newer object when a merge or a trim removed an object. So the query first notes the names of its
+objects, until some time. Before that time no collection deletes them, whatever manifests say.
 
 A lease is an object `leases/<until>-<random>`. Its name says until when it holds, so a collection
 needs to read only those that hold. A lease that holds and cannot be read keeps every object, as a
-note of a table does. A holder that dies leaves a lease that ends by itself.
+note of a table does. A holder that dies leaves a lease that ends by itself. No lease holds longer
+than LEASE_S_MAX after it was stored, whatever its name says: a name from a wrong clock, or from
+another program, would stop all collection for ever.
 
 Source: docs/objects.md, "Read leases".
 """
@@ -16,7 +18,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Collection, Sequence
 
-from cordwood.errors import Malformed, NoObject
+from cordwood.errors import BadSetting, Malformed, NoObject
 from cordwood.host.seams import Host
 from cordwood.layout.manifest import pack_lease, unpack_lease
 from cordwood.layout.object_names import LEASES, lease_name, lease_until_us
@@ -26,16 +28,29 @@ CALL_S = 60.0
 """One call to the store, with all its tries."""
 
 READ_AT_ONCE = 16
-"""Leases that are read at the same time. A query takes one for each log and holds it for six hours:
-of a query a minute there are 360 for each log. A store answers in tens of milliseconds."""
+"""Leases that are read at the same time. A query takes one lease for each log and holds it for six
+hours. With one query a minute, there are 360 leases for each log. A store answers in tens of
+milliseconds."""
+
+LEASE_S_MAX = 7 * 86_400.0
+"""The longest lease. A query over years of a log takes hours, and a lease of a program that died
+keeps objects until it ends."""
+
+CLOCKS_S = 86_400.0
+"""How far the holder's clock may be from the store's: a day is more than a wrong time zone."""
 
 LEASE_NAMES_MAX = 20_000
 """Names in one lease: 2 MB. A query of more objects holds several leases."""
 
 
 async def hold_objects(
-    store: ObjectStore, host: Host, holder: str, names: Collection[str], lease_s: float
-) -> list[str]:
+    store: ObjectStore,
+    host: Host,
+    holder: str,
+    names: Collection[str],
+    lease_s: float,
+    leases: list[str],
+) -> None:
     """Keep objects from being deleted for some time.
 
     Race: a collection that began before may delete an object that was let go of before. So the
@@ -44,21 +59,23 @@ async def hold_objects(
 
     Args:
         holder: of the lease, for people.
-        lease_s: seconds from now on, by this machine's clock.
-    Returns:
-        The names of the leases, for `end_leases`.
+        lease_s: seconds from now on, by this machine's clock, up to LEASE_S_MAX.
+        leases: gets the names of the leases, for `end_leases`, also before an error: a put without
+            an answer may have happened.
     Raises:
+        BadSetting: `lease_s` is too long.
         OutcomeUnknown, Retryable: the store does not answer.
         CordwoodError: the store takes no writes.
     """
+    if lease_s > LEASE_S_MAX:
+        raise BadSetting(f"a lease of {lease_s:g} s: it ends after {LEASE_S_MAX:g} s at the latest")
     until_us = host.clock.now_us() + round(lease_s * 1e6)
-    ordered, leases = sorted(names), []
+    ordered = sorted(names)
     for at in range(0, len(ordered), LEASE_NAMES_MAX):
         lease = lease_name(until_us, host.random.getrandbits(64))
         content = pack_lease(holder, ordered[at : at + LEASE_NAMES_MAX])
-        await store.put(lease, [content], timeout_s=CALL_S)
         leases.append(lease)
-    return leases
+        await store.put(lease, [content], timeout_s=CALL_S)
 
 
 async def end_leases(store: ObjectStore, leases: Sequence[str]) -> None:
@@ -93,7 +110,7 @@ async def _leased_by(store: ObjectStore, lease: str) -> list[str]:
     try:
         data, _ = await store.read(lease, timeout_s=CALL_S)
     except NoObject:
-        return []  # its holder ended it just now
+        return []  # its holder has just ended it
     return unpack_lease(lease, data)
 
 
@@ -105,16 +122,18 @@ async def drop_ended_leases(store: ObjectStore, now_us: int) -> int:
 
 
 async def _leases(store: ObjectStore) -> list[tuple[str, int]]:
-    """Each lease and until when it holds; foreign names are left alone."""
+    """The name and the end time of each lease. Foreign names are left alone."""
     found: list[tuple[str, int]] = []
     after = ""
     while True:
         page = await store.list_page(LEASES, after=after, timeout_s=CALL_S)
         for info in page:
             try:
-                found.append((info.name, lease_until_us(info.name)))
+                until_us = lease_until_us(info.name)
             except Malformed:
                 continue
+            latest_us = info.modified_us + round((LEASE_S_MAX + CLOCKS_S) * 1e6)
+            found.append((info.name, min(until_us, latest_us)))
         if len(page) < LIST_MAX:
             return found
         after = page[-1].name

@@ -39,16 +39,15 @@ from cordwood.tier.collect import CALL_S, list_all
 from cordwood.tier.log_manifest import LogManifest
 from cordwood.tier.object_reader import load_footer
 from cordwood.tier.object_store import ObjectInfo, ObjectStore
-from cordwood.tiered import MERGED, Entry, Head
+from cordwood.tier.presence import Presence
+from cordwood.tiered import LOST, MERGED, Entry, Head, is_lost
 
 FOOTERS_AT_ONCE = 16
 """Gets in flight: 16 of 64 KiB."""
 
-LOST = "lost"
-"""In the place of an object's name."""
-
 TURNS_SKIPPED = 1 << 20
-"""A turn may have begun that has put nothing yet; a repair's is above it."""
+"""The number of turns that a repair skips. A turn may have begun that has put no object yet, and
+the repair's turn must be above it."""
 
 _NUMBER = re.compile("[0-9a-f]{16}")
 
@@ -62,10 +61,10 @@ class Found:
     """The remains of a log.
 
     Attributes:
-        entries: the entries that cover the most, in order, without overlap. holes: ranges between
-            them, both ends included, that no object covers. damaged: objects that were left out,
-            and why. fence, merges: the highest turns, at uploading and at merging, with anything
-            left.
+        entries: the entries that cover the most, in order, without overlap.
+        holes: ranges between them, both ends included, that no object covers.
+        damaged: objects that were left out, and why.
+        fence, merges: the highest turns, at uploading and at merging, with anything left.
     """
 
     entries: tuple[Entry, ...]
@@ -76,7 +75,7 @@ class Found:
 
 
 async def find_logs(store: ObjectStore) -> list[int]:
-    """The numbers of all logs of which something lies in a store, by their own prefixes."""
+    """The numbers of all logs that have objects in a store, by the logs' own prefixes."""
     logs: list[int] = []
     after = ""
     while True:
@@ -171,20 +170,29 @@ async def repair_log(
     end: int = 0,
     accept: bool = False,
 ) -> Found:
-    """Write a log's manifest anew if it has none, or if it cannot be read.
+    """Write a log's manifest anew if it has none, if it cannot be read, or if it names objects that
+    are gone: it may be an older copy, and other objects have their records.
 
     Args:
         start: the log's first LSN, if its beginning was trimmed.
         end: the LSN up to which nodes let go of the log, if the log's newest objects are lost; 0 if
             none are lost. A readable manifest is then continued up to this LSN. If an earlier
-            repair called a loss what the log never had, or not yet, the manifest ends here again.
+            repair declared LSNs lost that the log never had, or did not have yet, the manifest is
+            shortened to end here again.
         accept: continue although ranges are lost; readers get DATA_LOSS there.
     Raises:
         Unrepairable: ranges are lost, and the operator did not accept the loss.
-        BadSetting: the log has a manifest that can be read, and reaches `end`.
+        BadSetting: the log has a manifest that can be read, and reaches `end`; or it was deleted.
         ObjectChanged: an uploader committed meanwhile; call again.
     """
-    if end and (head := await manifest.load_whole()) is not None:
+    head = await manifest.load_whole()
+    if head is not None:
+        if head.fence >= MERGED:
+            raise BadSetting(f"log {head.log} was deleted: there is nothing to repair")
+        missing = await Presence(store).first_missing(manifest, head.start, head.end - 1)
+        if missing is not None:
+            return await _rebuild(store, manifest, head, start, end, accept=accept)
+    if end and head is not None:
         return await _continue_log(store, manifest, head, end, accept=accept)
     found = await survey_log(store, log, start, end)
     if not found.entries and not found.holes:
@@ -196,12 +204,29 @@ async def repair_log(
     return found
 
 
+async def _rebuild(
+    store: ObjectStore, manifest: LogManifest, head: Head, start: int, end: int, *, accept: bool
+) -> Found:
+    """Write a manifest anew that can be read, and names objects that are gone.
+
+    What it names stays in its range: what no object has any more is lost.
+    """
+    end = max(end, await end_of_objects(manifest) - 1) if end else head.end - 1
+    found = await survey_log(store, head.log, max(start, head.start), end)
+    _check_accepted(head.log, found, accept=accept)
+    await manifest.write_anew(
+        _with_holes(found),
+        max(head.fence, found.fence) + TURNS_SKIPPED,
+        max(head.merging.number, found.merges) + TURNS_SKIPPED,
+        head,
+    )
+    return found
+
+
 async def _continue_log(
     store: ObjectStore, manifest: LogManifest, head: Head, end: int, *, accept: bool
 ) -> Found:
     """Continue a manifest that can be read up to an LSN; see `repair_log`."""
-    if head.fence >= MERGED:
-        raise BadSetting(f"log {head.log} was deleted: there is nothing to repair")
     if end < head.end:
         return await _shorten_log(manifest, head, end)
     found = await survey_log(store, head.log, head.end, end)
@@ -215,12 +240,13 @@ async def _continue_log(
 
 
 async def _shorten_log(manifest: LogManifest, head: Head, end: int) -> Found:
-    """Take a loss back that was accepted too far: what a log never had was called lost.
+    """Take back a loss that was accepted too far: LSNs that the log never had were declared lost.
 
-    Without this, nothing that the log gets there is ever uploaded, or let go of by a node.
+    Without this, records that later get these LSNs would never be uploaded, and nodes would never
+    let go of them.
 
     Raises:
-        BadSetting: something behind `end` is no accepted loss, or is trimmed.
+        BadSetting: an entry behind `end` is no accepted loss, or is trimmed.
     """
     held = await end_of_objects(manifest)
     if not max(held, head.start) - 1 <= end < head.end - 1:
@@ -252,7 +278,7 @@ async def end_of_objects(manifest: LogManifest) -> int:
 
 
 def _check_accepted(log: int, found: Found, *, accept: bool) -> None:
-    """See that nothing is lost, or that the operator accepts it.
+    """Check that nothing is lost, or that the operator accepts the loss.
 
     Raises:
         Unrepairable: ranges are lost.
@@ -269,7 +295,7 @@ def _check_accepted(log: int, found: Found, *, accept: bool) -> None:
 
 
 def _with_holes(found: Found, after_us: int = 0) -> list[Entry]:
-    """The entries, and one of no object for each hole.
+    """The entries, with an entry without an object for each hole.
 
     Args:
         after_us: the append time that theirs may not fall below.
@@ -279,7 +305,7 @@ def _with_holes(found: Found, after_us: int = 0) -> list[Entry]:
     filled = sorted([*found.entries, *lost])
     at_us = max(after_us, filled[0].append_last_us)
     for index, entry in enumerate(filled):
-        # Append times do not fall along a manifest; a hole has that of what stands before it.
+        # Append times do not fall along a manifest, so a hole gets the time of the entry before it.
         at_us = max(at_us, entry.append_last_us)
         filled[index] = entry._replace(append_last_us=at_us)
     return filled
@@ -287,8 +313,3 @@ def _with_holes(found: Found, after_us: int = 0) -> list[Entry]:
 
 def _lost(first: int, last: int, at_us: int) -> Entry:
     return Entry(first, last, 0, LOST, 0, 0, 0, 0, 0, at_us, at_us, at_us, at_us)
-
-
-def is_lost(entry: Entry) -> bool:
-    """Whether an entry stands for a lost range."""
-    return entry.name == LOST

@@ -23,7 +23,7 @@ class RowHistory(HistorySpans[LogRows]):
     """See the module.
 
     Args:
-        columns: that `LogRows.batches` will be asked for.
+        columns: the columns that the caller will ask `LogRows.batches` for.
     Raises:
         BadSetting: a column is not known.
     """

@@ -1,9 +1,10 @@
 """Uploads the waiting records of several small logs as one object.
 
-An object of ten logs costs as many puts as one of one. The records of all of them are at hand
-before the first is written, up to one object's worth, so that a log without records leaves no mark.
-Each log has its own turn and its own commit. If another uploader overtakes a log, the log is left
-out of the commits, and its part of the object is never named.
+An object of ten logs costs as many puts as an object of one log. The uploader gathers the records
+of all of them, up to the size of one object, before it writes the first. So a log without records
+leaves no trace in the object. Each log has its own turn and its own commit. If another uploader
+overtakes a log, the log is left out of the commits, and its part of the object is never named. Only
+the log itself is left out for a bad block or a bad manifest.
 
 Source: docs/objects.md, "Uploading"; docs/sources/s3stream.md (b), "Upload", and complaint 5.
 """
@@ -17,7 +18,7 @@ from datetime import UTC, datetime
 from typing import TypeVar
 
 from cordwood.block import Gap, GapKind
-from cordwood.errors import Fenced, Unreachable
+from cordwood.errors import BadSetting, CordwoodError, Corrupt, Fenced, Unreachable
 from cordwood.host.seams import Host
 from cordwood.layout.object_writer import FinishedObject, ObjectWriter, read_back
 from cordwood.lsn import Lsn
@@ -36,9 +37,11 @@ class LogItems:
     """One log's part of a shared upload.
 
     Attributes:
-        first: what `LogUploader.next_lsn` gave, or where the log's history begins.
+        first: the result of `LogUploader.next_lsn`, or the first LSN of the log's history.
         items: from there on; see `LogUploader.run`.
-        done: what became of it.
+        done: the result of its upload.
+        failed: why it was left out of the object, or not committed; None if it was not, or another
+            uploader has the log.
     """
 
     log: int
@@ -48,6 +51,7 @@ class LogItems:
     first: int
     items: list[Item]
     done: Uploaded = field(default_factory=lambda: Uploaded(0))
+    failed: CordwoodError | None = None
 
 
 async def gather(items: AsyncIterator[Item], bytes_max: int) -> tuple[list[Item], Lsn | None]:
@@ -78,31 +82,22 @@ async def upload_shared(store: ObjectStore, host: Host, shares: Sequence[LogItem
     Args:
         store: patient.
         shares: each with items, by log number.
+    A share that fails by itself is left out: the error is in its `failed`.
+
     Raises:
-        BadSetting: the store holds another cluster's log.
         OutcomeUnknown, Retryable: the store does not answer; nothing is torn by that.
-        Corrupt: a block is damaged; nothing was committed.
+        Corrupt: the object does not read back as it was to be; nothing was committed.
     """
-    taking_part: list[LogItems] = []
-    writer = ObjectWriter()
+    begun: list[tuple[LogItems, int]] = []
     for share in shares:
         try:
-            head = await share.manifest.take_turn(share.first)
+            if fence := await _begin(store, share):
+                begun.append((share, fence))
         except Fenced as error:
             logger.info("log %d is left out: %s", share.log, error)
-            continue
-        if share.created_us:
-            await keep_origin(store, share.log, share.created_us)
-        share.done.end = head.end
-        if head.end != share.first:
-            continue  # another uploader went on meanwhile
-        writer.begin_log(share.log, share.name, share.first, head.fence)
-        for item in share.items:
-            if isinstance(item, Gap):
-                writer.add_gap(item)
-            else:
-                await _in_thread(host, lambda block=item: writer.add_block(*block))  # type: ignore[misc]
-        taking_part.append(share)
+        except (BadSetting, Corrupt) as error:
+            share.failed = error
+    writer, taking_part = await _written(host, begun)
     if not taking_part:
         return
     made: FinishedObject = await _in_thread(host, writer.write_out)
@@ -116,6 +111,57 @@ async def upload_shared(store: ObjectStore, host: Host, shares: Sequence[LogItem
             await commit_run(share.manifest, host, made, run, name, share.done)
         except Fenced as error:
             logger.info("log %d is left out: %s", share.log, error)
+        except (BadSetting, Corrupt) as error:
+            share.failed = error
+
+
+async def _begin(store: ObjectStore, share: LogItems) -> int:
+    """Take a log's turn. Returns its fence; 0 if another uploader went on meanwhile.
+
+    Raises:
+        Fenced: it overtook this one just now.
+        BadSetting: the store holds another cluster's log.
+        Corrupt: the manifest or the origin cannot be read, or is gone.
+        OutcomeUnknown, Retryable: the store does not answer.
+    """
+    head = await share.manifest.take_turn(share.first)
+    if share.created_us:
+        await keep_origin(store, share.log, share.created_us)
+    share.done.end = head.end
+    return head.fence if head.end == share.first else 0
+
+
+async def _written(
+    host: Host, begun: list[tuple[LogItems, int]]
+) -> tuple[ObjectWriter, list[LogItems]]:
+    """The shares in an object, and those that are in it."""
+    while True:
+        writer = ObjectWriter()
+        for share, fence in begun:
+            try:
+                await _add(host, writer, share, fence)
+            except (BadSetting, Corrupt) as error:
+                share.failed = error
+                break
+        else:
+            return writer, [share for share, _ in begun]
+        # The writer has a part of it. The other logs must not wait for a bad one.
+        begun = [each for each in begun if each[0].failed is None]
+
+
+async def _add(host: Host, writer: ObjectWriter, share: LogItems, fence: int) -> None:
+    """Add a share to an object.
+
+    Raises:
+        BadSetting: a block does not follow the manifest's end, or the block before it.
+        Corrupt: a block is damaged.
+    """
+    writer.begin_log(share.log, share.name, share.first, fence)
+    for item in share.items:
+        if isinstance(item, Gap):
+            writer.add_gap(item)
+        else:
+            await _in_thread(host, lambda block=item: writer.add_block(*block))  # type: ignore[misc]
 
 
 async def _in_thread(host: Host, work: Callable[[], Result]) -> Result:

@@ -1,4 +1,4 @@
-"""Which objects tables name, noted in the store: collection leaves these alone.
+"""Notes in the store of the objects that tables name. Collection leaves these objects alone.
 
 `load_tabled` also gives the objects of read leases (`read_leases`).
 
@@ -59,7 +59,7 @@ async def load_tabled(store: ObjectStore, now_us: int) -> Tabled:
         try:
             data, _ = await store.read(name, timeout_s=CALL_S)
         except NoObject:
-            continue  # it was forgotten just now
+            continue  # its table was just forgotten
         note = unpack_table_note(name, data)
         found.named.update(note.named)
         for each, at_us in note.left:
@@ -126,12 +126,24 @@ async def _put_note(
 
 
 async def forget_table(store: ObjectStore, table: str) -> int:
-    """Drop the notes of a table that no longer exists. Returns their number."""
-    found = []
-    for name in await _notes(store):
-        note, _ = await _note(store, name)
-        if note.table == table:
-            found.append(name)
+    """Drop the note of a table that no longer exists. Returns the number of notes.
+
+    Args:
+        table: its name or its UUID.
+    Raises:
+        BadSetting: several tables have this name. Tables of several catalogs may name one store's
+            objects.
+    """
+    names = await _notes(store)
+    found = [name for name in names if name == table_note_name(table)]
+    if not found:
+        found = [name for name in names if (await _note(store, name))[0].table == table]
+    if len(found) > 1:
+        uuids = ", ".join(name.removeprefix(TABLES) for name in found)
+        raise BadSetting(
+            f"{len(found)} tables are called {table}, as those of several catalogs: give the UUID "
+            f"of the table that is gone in place of the name ({uuids})"
+        )
     await store.delete(found, timeout_s=CALL_S)
     return len(found)
 

@@ -49,25 +49,26 @@ MAKE_S = 120.0
 """Writing an object, and reading it back: 64 MiB at half a megabyte a second."""
 
 MAKING_MAX = 2
-"""Objects written at once. Each holds its bodies, which it lets go of while it is written, and its
-bytes."""
+"""The most objects that are written at the same time. In memory each has its bytes, and its bodies,
+which are dropped as they are written."""
 
 UNCOMMITTED_MAX = 4
-"""Objects that are written, put or committed: two are put while the next two are written. An object
-that is put holds its bytes alone."""
+"""The most objects that are written, put or committed at the same time: two are put while the next
+two are written. An object that is put has only its bytes in memory."""
 
 COMMIT_TRIES_MAX = 10
 COMMIT_PAUSE_S = 1.0
+"""The most tries of a commit while the store does not answer, and the mean pause between them."""
 
 
 @dataclass(slots=True)
 class Uploaded:
-    """What an upload did.
+    """The result of an upload.
 
     Attributes:
-        end: the manifest's present end. objects, rows, stored: committed objects, records, and
-            bytes in the store. blocked: the LSN of lost records, before which the upload ended;
-            None without them.
+        end: the manifest's present end.
+        objects, rows, stored: committed objects, records, and bytes in the store.
+        blocked: the LSN of lost records, before which the upload ended; None without them.
     """
 
     end: int
@@ -83,8 +84,9 @@ class LogUploader:
     Args:
         store: patient.
         manifest: the log's; its turn is taken by `begin`.
-        name: the log's, for readers of objects without Cordwood. created_us: creation time of the
-            log, which distinguishes it from other clusters' logs; 0 if unknown.
+        name: the log's, for readers of objects without Cordwood.
+        created_us: creation time of the log, which distinguishes it from other clusters' logs; 0 if
+            unknown.
         object_bytes: bytes of bodies at which an object is closed.
     """
 
@@ -126,8 +128,8 @@ class LogUploader:
 
         Args:
             items: from `first` on, without a hole; whole blocks.
-            first: what `next_lsn` gave; of a log without a manifest, where its history begins, 0
-                where it has none.
+            first: the result of `next_lsn`. For a log without a manifest it is the first LSN of its
+                history, or 0 if it has none.
             fence: see `LogManifest.take_turn`.
         Raises:
             Fenced: another uploader has begun.
@@ -177,15 +179,16 @@ class LogUploader:
                 await self._close_object(taken, first, head.fence)
                 taken, first, size = [], int(item[0].last) + 1, 0
         if size:
-            # Gaps alone wait for the records after them: an epoch that ended is no object.
+            # Gaps without records wait for the records after them: the end of an epoch needs no
+            # object of its own.
             await self._close_object(taken, first, head.fence)
         await self._commit_all()
 
     async def _with_commits(self, items: AsyncIterator[Item]) -> AsyncIterator[Item]:
-        """The items; before an error of theirs, the objects that are closed are committed.
+        """Pass the items on. Before an error of theirs is raised, all closed objects are committed.
 
-        A log whose records cannot be read from some place on would else put the objects before that
-        place in vain, again with each try.
+        Otherwise, if the records of a log cannot be read at some place, each try would put the
+        objects before that place again and never commit them.
         """
         try:
             async for item in items:
@@ -199,7 +202,7 @@ class LogUploader:
             await self._under_way.popleft()
 
     async def _close_object(self, items: list[Item], first: int, fence: int) -> None:
-        """Begin to write, put and commit an object; returns once there is room for another.
+        """Begin to write, put and commit an object. Returns when another object may begin.
 
         Raises:
             CordwoodError: an earlier object failed.
@@ -243,7 +246,7 @@ class LogUploader:
     def _make(self, items: list[Item], first: int, fence: int) -> FinishedObject:
         writer = ObjectWriter()
         writer.begin_log(self._log, self._name, first, fence)
-        # A body goes once its row group is written: what is put holds no bodies.
+        # A body is dropped when its row group is written, so an object that is put holds no bodies.
         items.reverse()
         while items:
             item = items.pop()

@@ -1,4 +1,4 @@
-"""Reads all that a log has in main storage and compares every checksum.
+"""Reads all objects of a log in main storage, and compares every checksum.
 
 Source: docs/objects.md, "The command line".
 """
@@ -16,11 +16,11 @@ from cordwood.lsn import Lsn
 from cordwood.tier.log_manifest import LogManifest
 from cordwood.tier.object_reader import entry_footer
 from cordwood.tier.object_store import ObjectStore
-from cordwood.tier.repair import is_lost
-from cordwood.tiered import Entry
+from cordwood.tiered import Entry, is_lost
 
 GET_S = 120.0
 CHECK_S = 120.0
+"""The longest time of a get with all its tries, and of the check of a row group in a thread."""
 
 
 @dataclass(slots=True)
@@ -28,9 +28,10 @@ class Verified:
     """The result of reading a log.
 
     Attributes:
-        objects, rows, bytes: intact objects, their records, and the bytes of their bodies. lost:
-            ranges that a repair found in no object. faults: damaged objects, with the damage of
-            each. changed: objects that were merged or trimmed, and deleted, before they were read.
+        objects, rows, bytes: intact objects, their records, and the bytes of their bodies.
+        lost: ranges that a repair found in no object.
+        faults: damaged objects, with the damage of each.
+        changed: objects that were merged or trimmed, and deleted, before they were read.
     """
 
     objects: int = 0
@@ -42,7 +43,7 @@ class Verified:
 
 
 async def verify_log(store: ObjectStore, manifest: LogManifest, host: Host, log: int) -> Verified:
-    """Read every block of a log; damage is noted, and the rest is read all the same.
+    """Read every block of a log. Damage is noted, and the other blocks are read too.
 
     Raises:
         Corrupt: the manifest cannot be read.
@@ -71,7 +72,7 @@ async def verify_log(store: ObjectStore, manifest: LogManifest, host: Host, log:
 
 
 async def is_named(manifest: LogManifest, entry: Entry) -> bool:
-    """Whether the manifest, read anew, still names an object where it did."""
+    """Whether the manifest, read anew, still names an object at the same place."""
     await manifest.load()
     found = await manifest.find(entry.last)
     return found is not None and found.name == entry.name
@@ -89,7 +90,7 @@ async def all_entries(manifest: LogManifest) -> AsyncIterator[Entry]:
 async def entry_items(
     store: ObjectStore, entry: Entry, host: Host, log: int
 ) -> AsyncIterator[tuple[BlockHeader, Buffer] | Gap]:
-    """What an entry holds of a log, in order: blocks with bodies uncompressed, and gaps.
+    """The items of an entry, in order: blocks with uncompressed bodies, and gaps.
 
     Whole blocks: the first may begin before the entry does.
 
@@ -117,7 +118,7 @@ async def entry_items(
 
 
 def _by_group(run: ObjectRun, first: int) -> Iterator[tuple[int, list[int]]]:
-    """The row groups with pieces that reach an LSN, and which pieces these are."""
+    """The row groups with pieces that reach an LSN, and the numbers of these pieces."""
     groups: dict[int, list[int]] = {}
     for index, piece in enumerate(run.pieces):
         if piece.last >= first:

@@ -13,6 +13,7 @@ from store_stages import KEYS, OBSTORE, need, on_real_host
 from cordwood.errors import (
     BadSetting,
     CordwoodError,
+    Malformed,
     NoObject,
     ObjectChanged,
     OutcomeUnknown,
@@ -294,3 +295,43 @@ class TestTheLibrary:
             GenericError(text), "a", writes=True, ranged=False
         )
         assert type(error) is kind
+
+    @pytest.mark.parametrize(
+        "text",
+        [
+            "Error performing GET http://s3/orange/a in 2ms - HTTP error: error sending request",
+            "Error performing GET http://s3/b/a in 416.2ms - HTTP error: error sending request",
+            "Error performing GET http://s3/b/a in 503.1ms - HTTP error: error sending request",
+            "Error performing GET http://s3/503/a in 2ms - HTTP error: operation timed out",
+            "Error performing GET http://s3/orange/a in 2ms - Server returned non-2xx status code: "
+            "500 Internal Server Error: <Error><Resource>/orange/416/503</Resource></Error>",
+        ],
+    )
+    @pytest.mark.parametrize(("writes", "kind"), [(True, OutcomeUnknown), (False, Unreachable)])
+    def test_a_lost_answer_is_no_other_error_whatever_the_address_and_the_time(
+        self, text: str, writes: bool, kind, require
+    ):
+        """It was taken for a damaged object, or for a store that had done nothing."""
+        need(OBSTORE, require)
+        from obstore.exceptions import GenericError
+
+        store = ObstoreStore(None, "s3://b")
+        error = store._ours(GenericError(text), "a", writes=writes, ranged=not writes)
+        assert type(error) is kind
+
+    @pytest.mark.parametrize(
+        "text",
+        [
+            "Error performing GET http://s3/b/a in 2ms - Server returned non-2xx status code: "
+            "416 Range Not Satisfiable: <Error><Code>InvalidRange</Code></Error>",
+            "Generic InMemory error: Invalid range: Wanted range starting at 5",
+        ],
+    )
+    def test_an_object_that_ends_before_the_range_is_told_so(self, text: str, require):
+        need(OBSTORE, require)
+        from obstore.exceptions import GenericError
+
+        error = ObstoreStore(None, "s3://b")._ours(
+            GenericError(text), "a", writes=False, ranged=True
+        )
+        assert type(error) is Malformed

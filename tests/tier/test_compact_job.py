@@ -10,7 +10,9 @@ import pytest
 from compaction import ROUNDS, collect_all, digest, made_store, objects
 
 from cordwood.client.blocking.blocking_merges import BlockingMerges
+from cordwood.errors import Corrupt
 from cordwood.host.real import real_host
+from cordwood.layout.object_names import head_name
 from cordwood.spark.jobs import compact as job
 from cordwood.tier.addresses import open_object_store
 from cordwood.tier.local_store import LocalStore
@@ -99,6 +101,32 @@ def test_shared_objects_become_one_of_each_log(tmp_path: Path, steps):
     assert run(tmp_path).merged == 0
 
 
+def test_a_manifest_that_cannot_be_read_stops_no_other_log(tmp_path: Path):
+    """It ended each run before the first merge, and each round of a pipeline with `objects`."""
+    made_store(tmp_path)
+    (tmp_path / head_name(3)).write_bytes(b"damaged")
+    done = run(tmp_path)
+    assert (done.merged, done.replaced) == (1, ROUNDS)
+    (why,) = done.left
+    assert why.startswith("log 3: its objects stay as they are: ")
+    for logs in ((), (3,)):
+        with pytest.raises(Corrupt):
+            job.plan(str(tmp_path), logs)
+
+
+def test_no_turn_is_taken_for_objects_that_are_gone(tmp_path: Path):
+    """The turn would let the objects of earlier turns be deleted, which may be the only copies."""
+    made_store(tmp_path)
+    heads = {path: path.read_bytes() for path in tmp_path.rglob("head")}
+    assert len(heads) == 2
+    next(path for path in sorted(tmp_path.rglob("*.parquet"))).unlink()
+    done = run(tmp_path)
+    assert done.merged == 0
+    assert len(done.left) == 2
+    assert all(why.endswith("objects stay as they are: some are gone") for why in done.left)
+    assert {path: path.read_bytes() for path in heads} == heads
+
+
 @pytest.mark.parametrize("after", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_a_driver_that_dies_at_any_step_loses_nothing_and_repeats_nothing(
     tmp_path: Path, steps, after: bool
@@ -157,3 +185,24 @@ def test_two_drivers_at_once_make_each_object_once(tmp_path: Path, steps):
         one.close()
         two.close()
     assert digest(tmp_path) == before
+
+
+def test_a_run_that_is_longer_than_its_turn_takes_another(tmp_path: Path, steps):
+    """A run over a large store took one turn at each log. After a day it merged on, and could
+    commit nothing."""
+    made_store(tmp_path)
+    before = digest(tmp_path)
+    merges = BlockingMerges(str(tmp_path))
+    try:
+        planned = merges.plan(3, 64 << 20)
+        merges.begin(planned, turn_s=0)
+        collect_all(tmp_path)  # which ends the turn of a driver that seems to have died
+        (step,) = merges.begin(planned, turn_s=60)
+        assert merges.commit(step.task, merges.merge(step.task))
+        (same,) = merges.begin(planned, turn_s=60)
+        assert same.task == step.task, "this turn goes on"
+        merges.end()
+    finally:
+        merges.close()
+    assert digest(tmp_path) == before
+    assert "" in turns(tmp_path)

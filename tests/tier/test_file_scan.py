@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections.abc import Sequence
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -14,30 +15,31 @@ from made_objects import Made, logs, written
 from scenarios import as_scenario
 from swaps import swap
 from test_compact_log import GRACE_S, MergedSwarm
-from test_uploader import LOG, on_quiet_store
+from test_uploader import LOG, history, on_quiet_store, source
 
-from cordwood.block import Gap, GapKind
-from cordwood.errors import Corrupt, NoObject, OutcomeUnknown, Retryable
+from cordwood.block import Buffer, Gap, GapKind
+from cordwood.errors import BadSetting, Corrupt, NoObject, OutcomeUnknown, Retryable
 from cordwood.host.seams import Host
 from cordwood.layout.body import encode_body
 from cordwood.layout.object_file import ObjectRun, entry_of
 from cordwood.layout.object_names import LEASES, lease_name, lease_until_us, own_name, shared_name
 from cordwood.sim.host import Simulation
-from cordwood.tier import table_notes
+from cordwood.tier import read_leases, table_notes
 from cordwood.tier.collect import collect_log
 from cordwood.tier.file_scan import FilePart, LogFiles, hold_files, needs_footer, plan_files
 from cordwood.tier.log_manifest import LogManifest
 from cordwood.tier.object_store import ObjectStore
 from cordwood.tier.patient_store import PatientStore
 from cordwood.tier.read_leases import (
+    CLOCKS_S,
+    LEASE_S_MAX,
     drop_ended_leases,
     end_leases,
     hold_objects,
     load_leased,
 )
-from cordwood.tier.repair import LOST
 from cordwood.tier.uploader import LogUploader
-from cordwood.tiered import Entry
+from cordwood.tiered import LOST, Entry
 
 HELD = ("holder", 3600.0)
 
@@ -143,7 +145,7 @@ class TestLeases:
     ) -> None:
         """A collection reads all leases: one after another, they took longer than its interval."""
         for number in range(400):
-            await hold_objects(store, host, "holder", [f"{number}"], 3600.0)
+            await hold_objects(store, host, "holder", [f"{number}"], 3600.0, [])
         loop, now_us = asyncio.get_running_loop(), host.clock.now_us()
         began_s = loop.time()
         await store.head("a", timeout_s=60)
@@ -155,8 +157,9 @@ class TestLeases:
     @as_scenario(on_quiet_store)
     async def test_they_hold_until_their_end(self, store: ObjectStore, host: Host) -> None:
         now_us = host.clock.now_us()
-        leases = await hold_objects(store, host, "holder", ["a", "b"], 60.0)
-        await hold_objects(store, host, "other", ["c"], 30.0)
+        leases: list[str] = []
+        await hold_objects(store, host, "holder", ["a", "b"], 60.0, leases)
+        await hold_objects(store, host, "other", ["c"], 30.0, [])
         assert await load_leased(store, now_us) == {"a", "b", "c"}
         assert await load_leased(store, now_us + 45_000_000) == {"a", "b"}
         assert await drop_ended_leases(store, now_us + 45_000_000) == 1
@@ -164,19 +167,103 @@ class TestLeases:
         await end_leases(store, leases)
         await end_leases(store, leases)
         assert await load_leased(store, now_us) == set()
-        assert await hold_objects(store, host, "nobody", [], 60.0) == []
+        nothing: list[str] = []
+        await hold_objects(store, host, "nobody", [], 60.0, nothing)
+        assert nothing == []
 
     @as_scenario(on_quiet_store)
     async def test_a_lease_that_cannot_be_read_keeps_all_until_it_ends(
         self, store: ObjectStore, host: Host
     ) -> None:
-        (lease,) = await hold_objects(store, host, "holder", ["a"], 60.0)
+        leases: list[str] = []
+        await hold_objects(store, host, "holder", ["a"], 60.0, leases)
+        (lease,) = leases
         await store.delete([lease], timeout_s=5)
         await store.put(lease, [b"cordwood lease 1 00000000\n[]"], timeout_s=5)
         now_us = host.clock.now_us()
         with pytest.raises(Corrupt):
             await collect_nothing(store, host, now_us)
         await collect_nothing(store, host, now_us + 61_000_000)
+
+    @as_scenario(on_quiet_store)
+    async def test_no_lease_holds_for_ever_whatever_its_name_says(
+        self, store: ObjectStore, host: Host
+    ) -> None:
+        """A name with a time in a thousand years, and a content of another program's, stopped the
+        collection of all objects for as long."""
+        now_us = host.clock.now_us()
+        far = lease_name(now_us + 31_536_000_000_000_000, 7)
+        await store.put(far, [b"another program's"], timeout_s=5)
+        with pytest.raises(Corrupt):
+            await collect_nothing(store, host, now_us)
+        later_us = now_us + round((LEASE_S_MAX + CLOCKS_S + 60) * 1e6)
+        await collect_nothing(store, host, later_us)
+        assert await drop_ended_leases(store, later_us) == 1
+
+    @as_scenario(on_quiet_store)
+    async def test_a_lease_is_no_longer_than_others_believe(
+        self, store: ObjectStore, host: Host
+    ) -> None:
+        with pytest.raises(BadSetting, match="at the latest"):
+            await hold_objects(store, host, "holder", ["a"], LEASE_S_MAX + 1, [])
+
+    @as_scenario(on_quiet_store)
+    async def test_leases_before_an_error_are_told_and_can_be_ended(
+        self, store: ObjectStore, host: Host, *, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The second lease of a call failed, and nothing knew the first one. It kept its objects
+        for hours."""
+        monkeypatch.setattr(read_leases, "LEASE_NAMES_MAX", 1)
+        failing = FailingPuts(store, after=1)
+        leases: list[str] = []
+        with pytest.raises(OutcomeUnknown):
+            await hold_objects(failing, host, "holder", ["a", "b"], 60.0, leases)
+        now_us = host.clock.now_us()
+        assert await load_leased(store, now_us) == {"a"}
+        await end_leases(store, leases)
+        assert await load_leased(store, now_us) == set()
+
+
+@as_scenario(on_quiet_store)
+async def test_no_file_gives_records_below_a_trim_that_nodes_do_not_tell(
+    store: PatientStore, host: Host
+) -> None:
+    """The node that knew of the trim moved the manifest's start, and is away now. Other nodes tell
+    no trim point: the scan gave trimmed records, which the source takes for trimmed."""
+    made = history()
+    manifest = LogManifest(store, LOG, host, "uploader")
+    uploader = LogUploader(store, manifest, host, LOG, "/orders", object_bytes=600)
+    await uploader.run(source(made, made.first), made.first)
+    lsns = records(made)
+    kept_from = next(lsn for lsn in lsns if lsn > made.first + 40)
+    head = await manifest.trim(kept_from)
+    assert head is not None
+    (straddling, *_) = await manifest.entries(kept_from)
+    assert straddling.first < head.start == kept_from
+    found = await hold_files(
+        store, manifest, host, LOG, made.first, made.next, holder="test", lease_s=0, leases=[]
+    )
+    assert min(part.first for part in found.parts) == kept_from
+    assert found.rest[0] == (made.first, kept_from)
+    assert not any(part.is_whole for part in found.parts if part.name == straddling.name)
+    below = await hold_files(
+        store, manifest, host, LOG, made.first, kept_from, holder="test", lease_s=0, leases=[]
+    )
+    assert below == LogFiles([], [(made.first, kept_from)])
+
+
+class FailingPuts(PatientStore):
+    """A store of which puts fail from some put on."""
+
+    def __init__(self, store: ObjectStore, after: int) -> None:
+        super().__init__(store, random.Random(1))
+        self.left = after
+
+    async def put(self, name: str, content: Sequence[Buffer], *, timeout_s: float) -> None:
+        if not self.left:
+            raise OutcomeUnknown(f"{name}: no answer")
+        self.left -= 1
+        await super().put(name, content, timeout_s=timeout_s)
 
 
 async def collect_nothing(store: ObjectStore, host: Host, now_us: int) -> None:

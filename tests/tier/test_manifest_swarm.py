@@ -15,9 +15,13 @@ from cordwood.protocol import merging
 from cordwood.sim.object_store import SimObjectStore
 from cordwood.tier import collect, log_manifest
 from cordwood.tier.log_manifest import LogManifest
+from cordwood.tier.presence import Presence
 
 SEEDS = range(30)
 HUNT_SEEDS = 200
+
+CAUGHT_BY = {"replaced_goes_at_once": 39, "orphans_are_what_is_not_named": 62}
+"""The seeds that caught rare bugs last. The hunt for each begins there: from 0 it takes minutes."""
 
 
 @pytest.fixture(autouse=True)
@@ -94,6 +98,12 @@ def orphans_are_what_is_not_named(patch):
         rule, "is_dead_object",
         lambda head, found, name, last, fence: found is None or found.name != name,
     )  # fmt: skip
+
+    # The second check of the same thing goes too: a merge on its way is kept by it.
+    async def never(self, manifest, head, first, last, fence):
+        return False
+
+    patch.setattr(Presence, "is_only", never)
 
 
 def cut_entries_are_dead(patch):
@@ -240,7 +250,8 @@ BUGS = [
 @pytest.mark.parametrize("plant", BUGS)
 def test_a_planted_bug_is_caught(plant, monkeypatch: pytest.MonkeyPatch):
     plant(monkeypatch)
-    for seed in range(HUNT_SEEDS):
+    first = CAUGHT_BY.get(plant.__name__, 0)
+    for seed in (*range(first, HUNT_SEEDS), *range(first)):
         try:
             Swarm(seed).run()
         except (AssertionError, CordwoodError, KeyError):

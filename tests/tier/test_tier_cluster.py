@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+import contextlib
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
 from functools import partial
 
@@ -18,6 +19,7 @@ from cordwood.client.read.reader import Reader
 from cordwood.client.store import Store, connected
 from cordwood.errors import BadSetting, Corrupt, Unreachable
 from cordwood.host.seams import Host
+from cordwood.layout.manifest import pack_owner
 from cordwood.layout.object_names import LOGS, OWNER, head_name, origin_name
 from cordwood.log_attributes import LogAttributes
 from cordwood.lsn import Lsn, make_lsn
@@ -29,7 +31,9 @@ from cordwood.sim.object_store import Bucket
 from cordwood.sim.planted import find_bug, planted
 from cordwood.tier.log_manifest import LogManifest
 from cordwood.tier.patient_store import PatientStore
-from cordwood.tier.repair import repair_log
+from cordwood.tier.repair import Unrepairable, repair_log
+from cordwood.tier.uploader import LogUploader
+from cordwood.uploading.log_source import LogSource
 
 STORAGE = StorageSettings(flush_age_s=0.5, partition_age_s=2, retention_every_s=1)
 TIER = TierSettings(BUCKET, look_s=1.0)
@@ -231,6 +235,27 @@ class TestDamage:
             assert break_objects(cluster, slice(1, None, 2))
             assert await values(store, "log") == written
 
+    @as_scenario(simulate, nodes=3, storage=STORAGE, tier=TIER, storages={3: KEEPS})
+    async def test_a_node_that_starts_has_time_to_give_what_an_object_holds_damaged(
+        self, cluster: ClusterAtHand
+    ) -> None:
+        """The read ended with the error of the object although the node was there a moment
+        later."""
+        async with cluster.client() as store:
+            await store.create_log("log", attributes=TIERED)
+            written = await write(store, "log", 60)
+            await asyncio.sleep(20)
+            tail = await store.tail("log")
+            assert sorted(gone(cluster)) == [0, tail, tail]
+            break_objects(cluster, slice(1, None, 2))
+            cluster.kill(3)
+            await asyncio.sleep(1)
+            reading = asyncio.create_task(values(store, "log", until=tail))
+            await asyncio.sleep(3)
+            await cluster.start(3)
+            async with asyncio.timeout(60):
+                assert await reading == written
+
     @as_scenario(simulate, nodes=3, storage=STORAGE, tier=TIER)
     async def test_where_none_holds_a_copy_the_error_names_the_object(
         self, cluster: ClusterAtHand
@@ -304,6 +329,59 @@ class TestAnotherClustersObjects:
             assert gets == wanted
 
 
+class TestAManifestThatIsPutBackFromAnOlderCopy:
+    async def upload(self, store: Store, bucket: PatientStore, host: Host) -> None:
+        """As `cordwood tier upload` does."""
+        manifest = LogManifest(bucket, 1, host, "operator")
+        uploader = LogUploader(bucket, manifest, host, 1, "log")
+        next_lsn = await uploader.next_lsn()
+        with contextlib.suppress(BadSetting):
+            async with LogSource(store, 1, next_lsn, read_end=uploader.next_lsn) as source:
+                await uploader.run(source.items(), source.first)
+
+    async def lives(self, cluster: ClusterAtHand) -> None:
+        """An operator uploads, and objects are collected, before the manifest is repaired."""
+        host = cluster.client_host()
+        bucket = await cluster.open_objects(host, BUCKET)
+        async with cluster.client() as store:
+            await store.create_log("log", attributes=TIERED)
+            written = await write(store, "log", 20)
+            await until(lambda: all(gone(cluster)), timeout_s=60)
+            older = cluster.bucket.content(head_name(1))
+            written += await write(store, "log", 20)
+            await asyncio.sleep(30)
+            upto = max(gone(cluster))
+            cluster.bucket.put(head_name(1), older, lambda etag: True)
+            for _ in range(2):  # the first turn has the number of the turn that it overtakes
+                await self.upload(store, bucket, host)
+            await asyncio.sleep(60)
+            await repair_log(bucket, LogManifest(bucket, 1, host, "operator"), 1, end=upto)
+            assert await values(store, "log") == written
+
+    def test_an_upload_takes_no_turn_at_it(self) -> None:
+        """Its turn ended the turns of the objects that the manifest did not name. They were
+        collected before a repair could name them again."""
+        simulate(self.lives, nodes=3, storage=STORAGE, tier=TENDED)
+        with planted(find_bug("tier-turn-at-an-older-head")), pytest.raises(Unrepairable):
+            simulate(self.lives, nodes=3, storage=STORAGE, tier=TENDED)
+
+    @as_scenario(simulate, storage=STORAGE, tier=TIER)
+    async def test_the_error_names_the_repair(self, cluster: ClusterAtHand) -> None:
+        async with cluster.client() as store:
+            await store.create_log("log", attributes=TIERED)
+            await write(store, "log", 20)
+            await until(lambda: all(gone(cluster)), timeout_s=60)
+
+            async def end() -> int:
+                return 0
+
+            for first in (0, int(make_lsn(1, 2))):
+                source = LogSource(store, 1, first, read_end=end)
+                with pytest.raises(BadSetting, match=r"is missing.*`cordwood tier repair 1 --end"):
+                    await source.__aenter__()
+            await LogSource(store, 1, max(gone(cluster)) + 1, read_end=end).__aenter__()
+
+
 QUICK = replace(STORAGE, deleted_keep_s=20.0)
 
 
@@ -333,8 +411,13 @@ class TestAStoreOfAnotherCluster:
     def lives(self, monkeypatch: pytest.MonkeyPatch, bucket: Bucket, logs: int = 1) -> None:
         """Another cluster's life with that store: a log of it is trimmed, and days pass."""
 
-        async def opened(_cluster: SimCluster, host: Host, _address: str) -> PatientStore:
-            return PatientStore(bucket.store(), host.random)
+        async def opened(
+            _cluster: SimCluster,
+            host: Host,
+            _address: str,
+            is_cut: Callable[[], bool] = lambda: False,
+        ) -> PatientStore:
+            return PatientStore(bucket.store(is_cut), host.random)
 
         async def scenario(cluster: ClusterAtHand) -> None:
             await asyncio.sleep(70)
@@ -361,6 +444,114 @@ class TestAStoreOfAnotherCluster:
         with planted(find_bug("tier-any-owner")):
             self.lives(monkeypatch, theirs)
         assert contents(theirs) != before
+
+    def becomes_theirs(self, theirs: Mapping[str, bytes]) -> dict[str, bytes]:
+        """This cluster's life with its own store, which is emptied and given to another cluster.
+        Returns what the store has after days."""
+
+        async def scenario(cluster: ClusterAtHand) -> None:
+            async with cluster.client() as store:
+                for log in ("ours-0", "ours-1"):
+                    await store.create_log(log, attributes=TIERED)
+                await write(store, "ours-0", 10)
+                await until(lambda: bool(objects(cluster)), timeout_s=20)
+                for name in cluster.bucket.names():
+                    cluster.bucket.delete(name)
+                for name, content in theirs.items():
+                    cluster.bucket.put(name, content, lambda etag: True)
+                await asyncio.sleep(10)
+                await write(store, "ours-1", 10)
+                await asyncio.sleep(60)
+            after.update(contents(cluster.bucket))
+
+        after: dict[str, bytes] = {}
+        simulate(scenario, seed=2, storage=QUICK, tier=TENDED)
+        return after
+
+    def test_nor_where_the_store_becomes_another_clusters(self) -> None:
+        """Nodes asked whose it is when they opened it, and never again. They deleted the other
+        cluster's logs, and uploaded their own."""
+        theirs = contents(self.made())
+        theirs = {name: each for name, each in theirs.items() if f"/{2:016x}/" not in name}
+        assert self.becomes_theirs(theirs) == theirs
+        with planted(find_bug("tier-owner-asked-once")):
+            assert self.becomes_theirs(theirs) != theirs
+
+    def gone_by_theirs(self) -> int:
+        """What nodes let go of a log that was first uploaded after the store became another
+        cluster's, before a minute has passed."""
+
+        async def scenario(cluster: ClusterAtHand) -> None:
+            async with cluster.client() as store:
+                for log in ("ours-0", "ours-1"):
+                    await store.create_log(log, attributes=TIERED)
+                await write(store, "ours-0", 10)
+                await until(lambda: all(gone(cluster)), timeout_s=60)
+                for name in cluster.bucket.names():
+                    cluster.bucket.delete(name)
+                cluster.bucket.put(OWNER, pack_owner("another cluster"), lambda etag: True)
+                for _ in range(30):
+                    await write(store, "ours-1", 1)
+                    await asyncio.sleep(1)
+            found.extend(gone(cluster, 2))
+
+        found: list[int] = []
+        simulate(scenario, nodes=3, seed=2, storage=QUICK, tier=replace(TENDED, tend_s=3600.0))
+        return max(found)
+
+    def test_nothing_is_let_go_of_by_objects_in_anothers_store(self) -> None:
+        """Nodes asked whose it is every minute. Meanwhile they uploaded, and let go of records by
+        what they had put into the other cluster's store."""
+        assert self.gone_by_theirs() == 0
+        with planted(find_bug("tier-drops-by-any-owner")):
+            assert self.gone_by_theirs() > 0
+
+    def names_after_it_was_emptied(self, *, are_new: bool = False) -> list[str]:
+        """What a store has a while after it was unmounted, when each node had seen its mark.
+
+        Args:
+            are_new: the nodes start after it was unmounted.
+        """
+
+        async def scenario(cluster: ClusterAtHand) -> None:
+            async with cluster.client() as store:
+                await store.create_log("log", attributes=TIERED)
+                await write(store, "log", 10)
+                await until(lambda: all(gone(cluster)), timeout_s=60)
+            if are_new:
+                for number in cluster.numbers:
+                    await cluster.stop(number)
+            for name in cluster.bucket.names():
+                cluster.bucket.delete(name)
+            if are_new:
+                await cluster.start()
+            async with cluster.client() as store:
+                await write(store, "log", 10)
+                ledger = await store.ledgers.create(ensemble=3, write=3, ack=2, tier=True)
+                await ledger.append_many([b"entry"] * 3)
+                await ledger.close()
+                await asyncio.sleep(120)
+                found = await store.ledgers.open(ledger.ledger_id)
+                assert len(await found.read(0, 2)) == 3
+            names.extend(cluster.bucket.names())
+
+        names: list[str] = []
+        simulate(scenario, nodes=3, seed=2, storage=QUICK, tier=TENDED)
+        return names
+
+    def test_an_emptied_or_unmounted_store_is_not_marked_again(self) -> None:
+        """Nodes took the empty mount point for a new store, moved closed ledgers and logs into it,
+        and let go of their copies. Once it was mounted again these were nowhere."""
+        assert self.names_after_it_was_emptied() == []
+        with planted(find_bug("tier-marks-anew")):
+            assert OWNER in self.names_after_it_was_emptied()
+
+    def test_nor_by_nodes_that_start_while_it_is_unmounted(self) -> None:
+        """A node that had not seen the mark since its start took the mount point for a new store.
+        Once it was marked, the other nodes accepted it too."""
+        assert self.names_after_it_was_emptied(are_new=True) == []
+        with planted(find_bug("tier-mark-not-noted")):
+            assert OWNER in self.names_after_it_was_emptied(are_new=True)
 
     @pytest.mark.parametrize("logs", [1, 4])
     def test_nor_where_it_is_older_than_owners(
@@ -740,6 +931,92 @@ class TestAfterARepair:
             assert len([item for item in items if isinstance(item, Record)]) < len(written)
 
     @as_scenario(simulate, nodes=3, storage=STORAGE, tier=TIER)
+    async def test_a_node_that_starts_has_time_to_give_what_main_storage_lost(
+        self, cluster: ClusterAtHand
+    ) -> None:
+        """The other nodes had let go of it, and their answers were a loss at once."""
+        kept = LogAttributes(local_retention=20).over(TIERED)
+        host = cluster.client_host()
+        bucket = await cluster.open_objects(host, BUCKET)
+        async with cluster.client() as store:
+            await store.create_log("log", attributes=kept)
+            written = await write(store, "log", 100)
+            await until(lambda: min(gone(cluster)) > 0)
+            await asyncio.sleep(2)
+            await store.log_tree.set_attributes("log", LogAttributes(tier=False))
+            await asyncio.sleep(3)
+            cluster.bucket.delete(objects(cluster)[-3])
+            cluster.bucket.delete(head_name(1))
+            manifest = LogManifest(bucket, 1, host, "operator")
+            ((first, last),) = (await repair_log(bucket, manifest, 1, accept=True)).holes
+            away = next(each for each in cluster.numbers if each != cluster.sequencer_of(1))
+            for number, node in cluster.running.items():
+                if number != away:
+                    await node.engine.tier(1, last + 2, last + 2)
+            tail = await store.tail("log")
+            items = await read_all(store, "log")
+            lost = [item for item in items if first <= item_first(item) <= last]
+            assert isinstance(lost[1], Record)
+            time_us = lost[1].append_time_us
+            assert await place_of(store, time_us) == (lost[1].lsn, False)
+            cluster.kill(away)
+            await asyncio.sleep(1)
+            # The place was behind the range, and was told as the exact one.
+            assert await place_of(store, time_us) == (first, True)
+            reading = asyncio.create_task(values(store, "log", until=tail))
+            await asyncio.sleep(3)
+            await cluster.start(away)
+            async with asyncio.timeout(60):
+                assert await reading == written
+
+    @pytest.mark.parametrize("lost", [0, -1], ids=["first", "last"])
+    @as_scenario(simulate, nodes=3, storage=STORAGE, tier=TIER)
+    async def test_an_end_that_main_storage_lost_is_not_told_while_a_node_is_silent(
+        self, cluster: ClusterAtHand, *, lost: int
+    ) -> None:
+        """The next record of main storage was told as the first, though the silent node had records
+        of the lost range before it."""
+        kept = LogAttributes(local_retention=20).over(TIERED)
+        host = cluster.client_host()
+        bucket = await cluster.open_objects(host, BUCKET)
+        async with cluster.client() as store:
+            await store.create_log("log", attributes=kept)
+            written = await write(store, "log", 100)
+            await until(lambda: min(gone(cluster)) > 0)
+            await asyncio.sleep(2)
+            await store.log_tree.set_attributes("log", LogAttributes(tier=False))
+            await asyncio.sleep(3)
+            manifest = LogManifest(bucket, 1, host, "operator")
+            head = await manifest.load()
+            assert head is not None
+            cluster.bucket.delete(objects(cluster)[lost])
+            cluster.bucket.delete(head_name(1))
+            repaired = await repair_log(
+                bucket, manifest, 1, start=head.start, end=head.end if lost else 0, accept=True
+            )
+            ((first, last),) = repaired.holes
+            before = await store.head_attributes("log"), await store.tail_attributes("log")
+            away = next(each for each in cluster.numbers if each != cluster.sequencer_of(1))
+            for number, node in cluster.running.items():
+                if number != away:
+                    await node.engine.tier(1, last + 2, last + 2)
+            assert before == (
+                await store.head_attributes("log"), await store.tail_attributes("log")
+            )  # fmt: skip
+            cluster.kill(away)
+            await asyncio.sleep(1)
+            asked = store.tail_attributes if lost else store.head_attributes
+            with pytest.raises(Unreachable):
+                await asked("log")
+            await cluster.start(away)
+            await asyncio.sleep(2)
+            assert before == (
+                await store.head_attributes("log"), await store.tail_attributes("log")
+            )  # fmt: skip
+            assert len(written) == 100
+            assert first <= last
+
+    @as_scenario(simulate, nodes=3, storage=STORAGE, tier=TIER)
     async def test_the_newest_objects_are_lost_and_the_log_goes_on(
         self, cluster: ClusterAtHand
     ) -> None:
@@ -776,6 +1053,16 @@ class TestAfterARepair:
             await until(lambda: min(gone(cluster)) > upto)
             async with asyncio.timeout(60):
                 assert await read_all(store, "log") == items
+
+
+def item_first(item: Record | Gap) -> Lsn:
+    return item.first if isinstance(item, Gap) else item.lsn
+
+
+async def place_of(store: Store, time_us: int) -> tuple[Lsn, bool]:
+    """The place of a time in the log, and whether it is partial."""
+    found = await store.find_time("log", time_us)
+    return found.lsn, found.is_partial
 
 
 async def all_of(reader: Reader) -> list[object]:

@@ -12,7 +12,7 @@ from pyiceberg.catalog.sql import SqlCatalog
 from sqlalchemy import create_engine
 from sqlalchemy.pool import NullPool
 
-from cordwood.errors import BadSetting, Corrupt, Fenced, ObjectChanged
+from cordwood.errors import BadSetting, Corrupt, Fenced, Malformed, ObjectChanged
 from cordwood.host.real import real_host
 from cordwood.host.seams import Host
 from cordwood.layout.body import encode_body
@@ -176,6 +176,18 @@ def test_the_store_may_be_in_a_directory_of_any_name(tmp_path: Path, name: str) 
     assert lake.rows() == rows_of(made)
     assert len(lake.present()) == 3
     assert lake.sync()[0] == Synced(0, 0, 3)
+
+
+def test_a_log_without_its_manifest_does_not_leave_the_table(tmp_path: Path) -> None:
+    """Its rows left the table, and nothing named the log."""
+    lake, made, other = Lake(tmp_path), blocks(Made(7), 3), blocks(Made(8), 1)
+    lake.upload(made)
+    lake.upload(other)
+    lake.sync()
+    (Path(lake.address) / head_name(8)).unlink()
+    with pytest.raises(Malformed, match="cordwood tier repair 8"):
+        lake.sync()
+    assert lake.rows() == rows_of(made, other)
 
 
 def test_what_is_trimmed_leaves_the_table_before_its_object_goes(tmp_path: Path) -> None:
@@ -364,6 +376,23 @@ def test_a_table_that_is_gone_holds_nothing_once_it_is_forgotten(tmp_path: Path)
     lake.sync()
     lake.compact(7)
     assert lake.collect(7, 10**6, 0) == 0
+    lake.do(lambda store, host: forget_table(store, TABLE))
+    assert lake.collect(7, 10**6, 0) == 3
+
+
+def test_a_name_that_tables_of_two_catalogs_have_is_not_forgotten(tmp_path: Path) -> None:
+    """Objects that the other catalog's table named were deleted."""
+    lake = Lake(tmp_path)
+    lake.upload(blocks(Made(7), 3))
+    lake.sync()
+    other = "22222222-2222-2222-2222-222222222222"
+    lake.do(lambda store, host: note_table(store, host, other, TABLE, lake.present()))
+    lake.compact(7)
+    with pytest.raises(BadSetting, match=f"2 tables are called {TABLE}.*{other}"):
+        lake.do(lambda store, host: forget_table(store, TABLE))
+    assert lake.collect(7, 10**6, 0) == 0
+    lake.do(lambda store, host: forget_table(store, other))
+    assert lake.collect(7, 10**6, 0) == 0, "the table of this catalog names them"
     lake.do(lambda store, host: forget_table(store, TABLE))
     assert lake.collect(7, 10**6, 0) == 3
 

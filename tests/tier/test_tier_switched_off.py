@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 from cluster_at_hand import BUCKET, ClusterAtHand, read_all, simulate, until, values
@@ -82,3 +83,33 @@ async def test_so_it_does_where_all_nodes_start_again(cluster: ClusterAtHand) ->
 def test_the_planted_bug_is_caught() -> None:
     with planted(find_bug("tier-off-is-forgotten")), pytest.raises(TimeoutError):
         test_it_is_read_and_once_it_is_trimmed_its_objects_go()
+
+
+QUICK = replace(STORAGE, deleted_keep_s=30)
+
+
+@pytest.mark.parametrize("is_deleted", [True, False])
+@as_scenario(simulate, nodes=3, storage=QUICK, tier=TENDED)
+async def test_after_a_restart_the_last_logs_objects_are_tended(
+    cluster: ClusterAtHand, *, is_deleted: bool
+) -> None:
+    """No node let go of anything, and no log asked for main storage any more: nobody looked."""
+    async with cluster.client() as store:
+        kept = LogAttributes(tier=True, local_retention=1000, tier_after_s=0)
+        await store.create_log("log", attributes=kept)
+        for number in range(10):
+            await store.append("log", b"%d" % number)
+            await asyncio.sleep(0.3)
+        await until(lambda: objects(cluster))
+        await asyncio.sleep(5)
+        if is_deleted:
+            await store.log_tree.delete("log")
+        else:
+            await store.log_tree.set_attributes("log", OFF)
+            await store.trim("log", "tail")
+        # Before a pass sees it.
+        for number in list(cluster.running):
+            await cluster.stop(number)
+        await cluster.start()
+        assert objects(cluster)
+        await until(lambda: not objects(cluster))

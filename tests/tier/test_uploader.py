@@ -18,16 +18,19 @@ from cordwood.errors import (
     CordwoodError,
     Corrupt,
     Fenced,
+    Malformed,
     OutcomeUnknown,
     Retryable,
 )
 from cordwood.host.seams import Host
 from cordwood.layout.body import encode_body, open_body
+from cordwood.layout.object_names import head_name
 from cordwood.layout.object_writer import FinishedObject, ObjectWriter
 from cordwood.lsn import Lsn
 from cordwood.protocol import manifest as rule
 from cordwood.sim.host import Simulation
 from cordwood.sim.object_store import Bucket, BucketFaults
+from cordwood.sim.planted import find_bug, planted
 from cordwood.sim.streams import stream
 from cordwood.tier.collect import collect_log
 from cordwood.tier.log_manifest import LogManifest
@@ -284,6 +287,32 @@ class Gate:
         number, self.puts = self.puts, self.puts + 1
         await self._before(number)
         await self._store.put(name, content, timeout_s=timeout_s)
+
+
+@as_scenario(on_quiet_store)
+async def test_a_manifest_that_is_lost_before_a_turn_is_not_begun_anew(store, host: Host) -> None:
+    """The new manifest began where the lost one ended, and all records below counted as trimmed."""
+
+    async def upload() -> None:
+        manifest = LogManifest(store, LOG, host, "node")
+        uploader = LogUploader(store, manifest, host, LOG, "/orders", object_bytes=600)
+        end = await uploader.next_lsn()
+        await store.delete([head_name(LOG)], timeout_s=60)
+        await uploader.run(source(made, end), end)
+
+    made = history(5)
+    await uploader_of(store, host).run(source(made, made.first), made.first)
+    content, _ = await store.read(head_name(LOG), timeout_s=60)
+    made.block(encode_body([b"more"], timestamps_us=NOW_US))
+    with pytest.raises(Malformed, match="repair"):
+        await upload()
+    assert await LogManifest(store, LOG, host, "reader").load() is None
+    await store.put_if(head_name(LOG), content, None, timeout_s=60)
+    with planted(find_bug("tier-manifest-begun-anew")):
+        await upload()
+    head = await LogManifest(store, LOG, host, "reader").load()
+    assert head is not None
+    assert head.start > made.first
 
 
 class TestObjectsUnderWay:
