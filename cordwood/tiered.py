@@ -55,6 +55,15 @@ class Entry(NamedTuple):
     replaced_us: int = 0
 
 
+LOST = "lost"
+"""The word in place of an object's name in an entry for a lost range."""
+
+
+def is_lost(entry: Entry) -> bool:
+    """Whether an entry stands for a lost range."""
+    return entry.name == LOST
+
+
 class PageRef(NamedTuple):
     """A page of a manifest, and what lies below it.
 
@@ -121,8 +130,9 @@ class Head(NamedTuple):
     Attributes:
         log: the log's number.
         version: 1 and up; every head of a log has another.
-        fence: fencing number of the current uploader's turn. holder: the uploader's name, for
-            people. start: the first kept LSN; all records below are trimmed.
+        fence: fencing number of the current uploader's turn.
+        holder: the uploader's name, for people.
+        start: the first kept LSN; all records below are trimmed.
         end: the LSN that the next entry begins at.
         levels: entries and pages outside a page: entries, then pages of level 0, 1, …
         trims: the last trims, oldest first.

@@ -17,6 +17,7 @@ from cordwood.metadata.store import MetadataStore
 
 LEASE_S = 60.0
 LEASE_RENEW_S = 20.0
+"""A lease outlasts two renewals that fail. If its holder dies, others wait for a minute at most."""
 
 
 @asynccontextmanager

@@ -1,6 +1,8 @@
 """A node's work for ledgers in main storage: it deletes the objects that count for nothing.
 
-One node does it at a time, by a lease; the lease only saves work (`tier.ledger_collect`).
+One node does it at a time: the living node with the lowest number. Another node stands in now and
+then, because that node may be cut off from main storage alone (`protocol.upload_turns`). Turns only
+save work (`tier.ledger_collect`).
 
 Source: docs/objects.md, "Ledgers"; docs/protocol/ledgers.md.
 """
@@ -9,11 +11,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable, Sequence
 
 from cordwood.errors import CordwoodError, Corrupt
 from cordwood.metadata.ledgers import LedgerMetadataStore
 from cordwood.metadata.store import MetadataStore
 from cordwood.nodes import NodeId
+from cordwood.protocol.upload_turns import uploader_of
 from cordwood.settings import TierSettings
 from cordwood.storage.said_once import SaidOnce
 from cordwood.tier.ledger_collect import Fate, collect_ledgers
@@ -21,14 +25,12 @@ from cordwood.uploading.objects_at_hand import ObjectsAtHand
 
 logger = logging.getLogger(__name__)
 
-LEASE = "ledger-objects"
-LEASE_S = 120.0
-"""Two passes at the default pace; the holder renews the lease at each pass."""
-
 
 class LedgerTend:
     """See the module; `run` does the work.
 
+    Args:
+        living: the living nodes, by number.
     Attributes:
         deleted: objects that this node deleted.
     """
@@ -39,13 +41,14 @@ class LedgerTend:
         settings: TierSettings,
         metadata: MetadataStore,
         objects: ObjectsAtHand,
+        living: Callable[[], Sequence[NodeId]],
     ) -> None:
         self.deleted = 0
         self._me = me
         self._settings = settings
-        self._metadata = metadata
         self._ledgers = LedgerMetadataStore(metadata)
         self._objects = objects
+        self._living = living
         self._after = ""
         # By deleted ledger that main storage has something of: when this node found that, in µs.
         self._deleted_since: dict[int, int] = {}
@@ -65,15 +68,14 @@ class LedgerTend:
                 self._said.warning(f"main storage keeps what belongs to no ledger: {error}")
 
     async def look(self) -> None:
-        """Look at one page of objects, if that is this node's.
+        """Look at one page of objects, if it is this node's turn.
 
         Raises:
             CordwoodError: the metadata store or main storage does not answer.
         """
-        if not await self._ledgers.uses_main_storage():
+        if uploader_of(self._living(), self._now_us(), self._settings.tend_s) != self._me:
             return
-        lease_s = max(LEASE_S, 3 * self._settings.tend_s)
-        if not await self._metadata.take_lease(LEASE, b"node %d" % self._me, lease_s):
+        if not await self._ledgers.uses_main_storage():
             return
         store = await self._objects.store()
         if not await self._objects.is_ours():

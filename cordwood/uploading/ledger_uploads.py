@@ -1,9 +1,11 @@
 """Moves closed ledgers that ask for it to main storage, as `cordwood ledgers tier` does by hand.
 
-One node at a time looks for these ledgers. It has a lease, and reads a few hundred ledgers at a
-look. A ledger that is in main storage, or does not ask for it, is not read again. Each upload has a
-lease of its own, which is renewed during the upload. Leases only save work: of two uploads of one
-ledger the later counts (`client.ledgers.ledger_tiering`).
+One node at a time looks for these ledgers: the living node with the lowest number. Another node
+stands in now and then, because that node may be cut off from main storage alone
+(`protocol.upload_turns`). A look reads a few hundred ledgers. A ledger that is in main storage, or
+does not ask for it, is not read again. Each upload has a lease, which is renewed during the upload.
+Turns and leases only save work: of two uploads of one ledger the later counts
+(`client.ledgers.ledger_tiering`).
 
 Source: docs/objects.md, "Ledgers"; docs/protocol/ledgers.md.
 """
@@ -12,7 +14,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Sequence
 
 from cordwood.client.store import Store, connected
 from cordwood.errors import CordwoodError
@@ -23,16 +26,13 @@ from cordwood.metadata.store import MetadataStore
 from cordwood.nodes import NodeId
 from cordwood.protocol.ledger_autorecovery import Retries
 from cordwood.protocol.ledger_tiering import is_settled, wants_upload
+from cordwood.protocol.upload_turns import uploader_of
 from cordwood.settings import ClientSettings, TierSettings
 from cordwood.storage.said_once import SaidOnce
 from cordwood.uploading.leases import leased
 from cordwood.uploading.objects_at_hand import OpenObjects
 
 logger = logging.getLogger(__name__)
-
-LEASE = "ledger-uploads"
-LEASE_S = 120.0
-"""Of the node that looks, which renews it at each look."""
 
 READ_AT_ONCE = 200
 """The number of ledgers to read metadata of at a look: a hundred thousand in an hour and a half."""
@@ -48,6 +48,7 @@ class LedgerUploads:
 
     Args:
         address: where this node listens; its uploads connect there, as any client.
+        living: the living nodes, by number.
     Attributes:
         uploaded: ledgers that this node moved to main storage since its start.
     """
@@ -60,6 +61,7 @@ class LedgerUploads:
         metadata: MetadataStore,
         open_objects: OpenObjects,
         address: Callable[[], str],
+        living: Callable[[], Sequence[NodeId]],
     ) -> None:
         self.uploaded = 0
         self._me = me
@@ -69,6 +71,8 @@ class LedgerUploads:
         self._ledgers = LedgerMetadataStore(metadata)
         self._open_objects = open_objects
         self._address = address
+        self._living = living
+        self._todo: deque[LedgerMetadata] = deque()
         self._after = -1
         self._settled: set[int] = set()
         self._seen: set[int] = set()
@@ -86,23 +90,28 @@ class LedgerUploads:
                 self._said.warning(f"closed ledgers have to wait for main storage: {error}")
 
     async def look(self) -> None:
-        """Look at the next few ledgers, if that is this node's, and upload those that ask for it.
+        """Look at the next few ledgers, in this node's turn, and upload those that ask for it.
+
+        Ledgers that are left at the end of the turn wait for this node's next turn; other nodes
+        find them too.
 
         Raises:
             CordwoodError: the metadata store does not answer; or this node, as a client's.
         """
-        if not await self._ledgers.uses_main_storage():
+        if not self._is_my_turn() or not await self._ledgers.uses_main_storage():
             return
-        holder = b"node %d" % self._me
-        lease_s = max(LEASE_S, 3 * self._settings.look_s)
-        if not await self._metadata.take_lease(LEASE, holder, lease_s):
-            return
-        todo = await self._find()
+        todo = self._todo
+        if not todo:
+            todo += await self._find()
         if todo:
             opener = self._open_objects
             async with connected((self._address(),), self._host, CLIENT, opener) as client:
-                for metadata in todo:
-                    await self._upload(client, metadata)
+                while todo and self._is_my_turn():
+                    await self._upload(client, todo.popleft())
+
+    def _is_my_turn(self) -> bool:
+        now_us = self._host.clock.now_us()
+        return uploader_of(self._living(), now_us, self._settings.look_s) == self._me
 
     async def _find(self) -> list[LedgerMetadata]:
         now_s = asyncio.get_running_loop().time()

@@ -1,9 +1,9 @@
 """Moves this node's tier points, so that the node lets go of records that main storage has.
 
 A node does not trust other nodes about uploads: before it drops anything, it reads the head of the
-log's manifest itself, and the mark of the log's owner. Everything that the head names is durable in
-the store, because objects and pages are put before it. So neither a crash nor an outdated uploader
-leads to a drop without an object.
+log's manifest itself, and the mark of the log's owner. Everything that the head names was put
+before it. So neither a crash nor an outdated uploader leads to a drop without an object. The node
+also asks the store for each of these objects, because a store may lose an object.
 
 The tier point is not the trim point. The log keeps its extent, and readers are sent to objects.
 Each node decides alone, by its own clock and by whole parts of partitions, as with retention.
@@ -15,8 +15,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Awaitable, Callable, Sequence
 
-from cordwood.errors import BadSetting, CordwoodError, Corrupt
+from cordwood.errors import BadSetting, CordwoodError, Corrupt, Malformed
 from cordwood.host.seams import Host
 from cordwood.layout.logs_db import DirectoryEntry
 from cordwood.lsn import format_lsn
@@ -25,11 +26,13 @@ from cordwood.protocol.retention import Part
 from cordwood.protocol.tier_plan import Pressure, TierPolicy, droppable, pressure
 from cordwood.storage.engine import StorageEngine
 from cordwood.storage.logs_db.partition import Part as Reading
-from cordwood.storage.said_once import SaidOnce
+from cordwood.storage.said_once import SaidOfEach, SaidOnce
 from cordwood.tier.log_manifest import LogManifest
 from cordwood.tier.origin import check_origin
-from cordwood.tier.repair import end_of_objects, find_logs, is_lost
-from cordwood.tiered import Entry
+from cordwood.tier.presence import Presence
+from cordwood.tier.repair import end_of_objects, find_logs
+from cordwood.tiered import Entry, is_lost
+from cordwood.uploading.main_looks import MainLooks
 from cordwood.uploading.objects_at_hand import ObjectsAtHand
 from cordwood.uploading.tiered_logs import TieredLogs, policy_of
 
@@ -45,6 +48,7 @@ class LocalDrops:
     Args:
         directory: a directory on the disk; the free space there counts.
         every_s: the time between two passes.
+        ask_trim: asks the other nodes for a log's trim point.
     Attributes:
         pressure: how full the disk is, as of the last pass.
     """
@@ -57,6 +61,7 @@ class LocalDrops:
         host: Host,
         directory: str,
         every_s: float,
+        ask_trim: Callable[[int], Awaitable[int]],
     ) -> None:
         self.pressure = Pressure.NONE
         self._engine = engine
@@ -65,8 +70,12 @@ class LocalDrops:
         self._host = host
         self._directory = directory
         self._every_s = every_s
+        self._ask_trim = ask_trim
         self._said = SaidOnce(logger)
-        self._said_of: dict[int, SaidOnce] = {}
+        self._said_of = SaidOfEach(logger)
+        # By log: from where on this node keeps what it has, because main storage lost it.
+        self._kept: dict[int, int] = {}
+        self._copies = MainLooks(logs, objects, ask_trim)
 
     async def run(self) -> None:
         """Make a pass at intervals, until cancelled."""
@@ -88,6 +97,7 @@ class LocalDrops:
         """
         await self._measure()
         await self._logs.refresh()
+        self._said_of.keep(self._logs.tiered)
         held = self._engine.cache.logs
         for log, info in sorted(self._logs.tiered.items()):
             if log not in held:
@@ -96,8 +106,16 @@ class LocalDrops:
                 await self._let_go(log, info)
             except CordwoodError as error:
                 # A bad manifest or mark of one log does not stop the other logs.
-                said = self._said_of.setdefault(log, SaidOnce(logger))
-                said.warning(f"log {log}: this node keeps what it might let go of: {error}")
+                words = f"log {log}: this node keeps what it might let go of: {error}"
+                self._said_of.warning(log, words)
+
+    def is_kept(self, log: int, lsn: int) -> bool:
+        """See `MainCopies`."""
+        return log in self._kept and self._kept[log] <= lsn
+
+    async def lacks(self, log: int, first: int, last: int) -> Sequence[tuple[int, int]]:
+        """See `MainCopies`."""
+        return await self._copies.lacks(log, first, last)
 
     async def learn(self) -> None:
         """Take the tier point of every log from main storage, for a node that starts with an empty
@@ -108,32 +126,63 @@ class LocalDrops:
         started so, readers would report all records in main storage as lost.
 
         Raises:
-            Corrupt: the manifest of a log cannot be read.
+            Corrupt: the manifest or the origin of a log is gone, or cannot be read.
+            Malformed: the entry of a log that has objects cannot be read.
             CordwoodError: the metadata store or main storage does not answer.
         """
         await self._logs.refresh()
         store = await self._objects.store()
         for log in await find_logs(store):
+            if log in self._logs.unread:
+                # Not passed over: see below.
+                raise Malformed(
+                    f"this node has an empty disk, and the entry of log {log} in the metadata "
+                    "store cannot be read, so it cannot learn what main storage has of that log. "
+                    "Where a newer version wrote it, start this node with that version"
+                )
             info = self._logs.all.get(log)
-            manifest = await self._objects.manifest(log)
-            try:
-                # Trap: an accepted loss at the manifest's end may reach past the log's tail. This
-                # node would acknowledge the records that come there, and keep none.
-                end = await end_of_objects(manifest) if info is not None else 0
-            except Corrupt as error:
-                # Not passed over: its records that all other nodes let go of would be reported as
-                # lost.
-                raise Corrupt(
-                    f"this node has an empty disk, and cannot learn what main storage has of log "
-                    f"{log}: {error}. `cordwood tier repair {log}` writes the manifest anew; then "
-                    "the node starts"
-                ) from error
-            if info is None or manifest.head is None:
-                continue
-            end = max(end, manifest.head.start)
-            # A deleted log of the same number is another log, with another history.
-            if end >= 2 and await check_origin(store, log, info.created_us):
+            if info is None:
+                continue  # a deleted log
+            end = await self._held_of(log, info)
+            if end >= 2:
                 await self._engine.tier(log, end - 1, end - 1)
+
+    async def _held_of(self, log: int, info: LogInfo) -> int:
+        """The first LSN behind what main storage holds of a log; 0 if it holds nothing.
+
+        Raises:
+            Corrupt: the log's manifest or its origin is gone, or cannot be read. Neither is passed
+                over: records that all other nodes let go of would be reported as lost.
+        """
+        why = (
+            f"this node has an empty disk, and cannot learn what main storage has of log {log} "
+            f"({info.name})"
+        )
+        manifest = await self._objects.manifest(log)
+        try:
+            # Trap: an accepted loss at the manifest's end may reach past the log's tail. This node
+            # would acknowledge the records that come there, and keep none.
+            end = await end_of_objects(manifest)
+            if (head := manifest.head) is None:
+                # It is put before all else of a log, and never deleted.
+                raise Corrupt("its manifest is gone")
+        except Corrupt as error:
+            raise Corrupt(
+                f"{why}: {error}. `cordwood tier repair {log}` writes the manifest anew; then the "
+                "node starts"
+            ) from error
+        # A deleted log of the same number is another log, with another history.
+        if await check_origin(await self._objects.store(), log, info.created_us):
+            return max(end, head.start)
+        # An upload that begins puts the head first. No node let go of a log without a creation
+        # time: it has no origin.
+        if info.created_us and head.end > head.start:
+            raise Corrupt(
+                f"{why}: its origin is gone, which says that the records are this log's. `cordwood "
+                f"tier upload {info.name}` writes it anew while other nodes run; then the node "
+                "starts"
+            )
+        return 0
 
     async def _measure(self) -> None:
         try:
@@ -152,9 +201,29 @@ class LocalDrops:
             through = self._would_drop(log, parts, policy, end)
             readable = engine.cache.log(log).readable
             # Only released records: the end of an epoch that is not recovered may still change.
+            if gone < through <= readable and (missing := await self._missing(log, gone, through)):
+                self._said_of.warning(
+                    log,
+                    f"log {log}: main storage lacks an object with {format_lsn(missing.first)} to "
+                    f"{format_lsn(missing.last)}, which the manifest names ({missing.name}): this "
+                    "node keeps its records from there on, until the object is put back, or "
+                    f"`cordwood tier repair {log}` finds the records in other objects",
+                )
+                self._kept[log] = min(missing.first, self._kept.get(log, missing.first))
+                through = self._would_drop(log, parts, policy, missing.first)
             if gone < through <= readable:
                 logger.info("log %d: this node drops its copies up to %d", log, through)
                 await engine.tier(log, through, readable)
+
+    async def _missing(self, log: int, gone: int, through: int) -> Entry | None:
+        """The first entry of what this node would let go of whose object is gone.
+
+        A manifest is no proof of its objects: one may be lost in the store, or the manifest is an
+        older copy. Each object is asked for once, just before its records go.
+        """
+        manifest = await self._objects.manifest(log)
+        presence = Presence(await self._objects.store())
+        return await presence.first_missing(manifest, gone + 1, through)
 
     def _would_drop(self, log: int, parts: list[Part], policy: TierPolicy, end: int) -> int:
         return droppable(parts, end, policy, self._host.clock.now_us(), self.pressure)
@@ -172,15 +241,61 @@ class LocalDrops:
             return 0  # a turn has begun without a commit
         if not await check_origin(await self._objects.store(), log, info.created_us):
             raise BadSetting(f"main storage has no origin for its history of log {log}")
+        is_trimmed = await self._is_trimmed(log, gone + 1, head.start - 1)
         lost = await self._lost_but_here(log, manifest, gone + 1, min(last, head.end - 1))
+        # Order matters: after all that was read from the store. It may have been emptied and given
+        # to another cluster since it was opened, and another node may have uploaded the log there.
+        await self._objects.check()
+        if not is_trimmed:
+            self._said_of.warning(
+                log,
+                f"log {log}: main storage begins at {format_lsn(head.start)}, and the log is not "
+                "trimmed up to there: this node keeps its records from before, and all behind "
+                f"them, until it is (`cordwood logs trim`). Was {format_lsn(head.start)} given to "
+                "`cordwood tier repair --start`?",
+            )
+            self._kept[log] = gone + 1
+            return gone + 1
         if lost is None:
+            self._kept.pop(log, None)
             return head.end
-        said = self._said_of.setdefault(log, SaidOnce(logger))
-        said.warning(
+        self._kept[log] = lost.first
+        self._said_of.warning(
+            log,
             f"log {log}: main storage lost {format_lsn(lost.first)} to {format_lsn(lost.last)}, "
-            "and this node has some of it: it keeps that, and all behind it, until it is trimmed"
+            "and this node has some of it: it keeps that, and all behind it, until it is trimmed",
         )
         return lost.first
+
+    async def _is_trimmed(self, log: int, lsn: int, last: int) -> bool:
+        """Whether the log is trimmed up to `last`, or this node has no record from `lsn` to there.
+
+        A manifest begins at the trim point. A repair may have been told another beginning: then no
+        object is named for what is before it.
+
+        Raises:
+            CordwoodError: no node tells the trim point.
+        """
+        if lsn > last or not await self._holds(log, lsn, last):
+            return True
+        # This node may have been away when the log was trimmed.
+        return await self._ask_trim(log) >= last
+
+    async def _holds(self, log: int, first: int, last: int) -> bool:
+        """Whether this node has a record in a range. A damaged copy counts: it may be repaired, and
+        may be the last one.
+
+        Trap: a read may end with copies that do not count, as of an epoch's end that was recovered
+        without this node. Copies that count may follow.
+        """
+        while first <= last:
+            run = await self._engine.reader.read(
+                log, first, last, lambda block: Reading.HEAD, bytes_max=LOOK_BYTES, blocks_max=1
+            )
+            if run.blocks or run.damaged:
+                return True
+            first = run.next
+        return False
 
     async def _lost_but_here(
         self, log: int, manifest: LogManifest, lsn: int, last: int
@@ -189,15 +304,9 @@ class LocalDrops:
         records."""
         while lsn <= last and (page := await manifest.entries(lsn)):
             for entry in page:
-                if is_lost(entry) and entry.first <= last:
-                    first = max(lsn, entry.first)
-                    run = await self._engine.reader.read(
-                        log, first, entry.last, lambda block: Reading.HEAD,
-                        bytes_max=LOOK_BYTES, blocks_max=1,
-                    )  # fmt: skip
-                    # A damaged copy counts as a copy: it may be repaired, and may be the last one.
-                    if run.blocks or run.damaged:
-                        return entry
+                is_here = is_lost(entry) and entry.first <= last
+                if is_here and await self._holds(log, max(lsn, entry.first), entry.last):
+                    return entry
             lsn = page[-1].last + 1
         return None
 

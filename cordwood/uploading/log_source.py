@@ -7,12 +7,13 @@ it goes no further than to a place that nodes do not send for a while, and it sa
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import TYPE_CHECKING, Self, TypeGuard
 
 from cordwood.block import Gap, GapKind
+from cordwood.client.main_storage import let_go
 from cordwood.errors import BadSetting
-from cordwood.lsn import Lsn
+from cordwood.lsn import Lsn, format_lsn
 
 if TYPE_CHECKING:
     from cordwood.client.read.read_stream import ReadStream
@@ -32,22 +33,40 @@ class LogSource:
         next_lsn: where to begin; 0 for the log's beginning.
         stop: behind the last LSN to read, which is released; 0 for the log's tail. The sequencer is
             asked for the tail, and it may be cut off.
+        read_end: reads anew where the manifest of main storage ends; None for an upload into
+            another store than the nodes'.
     Attributes:
         first: the first LSN: after the trim point, if the beginning was requested.
         silent: the LSN that nodes did not send within PATIENCE_S; None where all came. It may be
             asked for again.
     """
 
-    def __init__(self, client: Store, log: int, next_lsn: int, *, stop: int = 0) -> None:
+    def __init__(
+        self,
+        client: Store,
+        log: int,
+        next_lsn: int,
+        *,
+        stop: int = 0,
+        read_end: Callable[[], Awaitable[int]] | None = None,
+    ) -> None:
         self.first = next_lsn
         self.silent: Lsn | None = None
         self._client = client
         self._log = log
         self._stop = stop
+        self._read_end = read_end
         self._stream: ReadStream | None = None
         self._held: Item | None = None
 
     async def __aenter__(self) -> Self:
+        """
+        Raises:
+            BadSetting: the manifest ends before what nodes let go of.
+            CordwoodError: nodes, or main storage, do not answer.
+        """
+        if self._read_end is not None:
+            await self._check_end(self._read_end)
         start: Lsn | str = Lsn(self.first) if self.first else "oldest"
         if self.first and self.first > await self._last():
             return self  # all is uploaded
@@ -62,6 +81,26 @@ class LogSource:
                 self.first = int(held.first if isinstance(held, Gap) else held[0].first)
         return self
 
+    async def _check_end(self, read_end: Callable[[], Awaitable[int]]) -> None:
+        """Check that the manifest reaches to where nodes let go of records.
+
+        Trap: a head that was put back from an older copy ends too early. A turn at it would end the
+        turns that put the objects behind its end. These could not be committed any more, so the
+        collection would delete them, and no other copy of their records is left.
+        """
+        trim, upto = await let_go(self._client, self._log)
+        if upto <= trim or upto < self.first:
+            return
+        # Race: another node committed since the end was read, and nodes let go of that.
+        if upto < (end := await read_end()):
+            return
+        has = f"ends before {format_lsn(end)}" if end else "is missing"
+        raise BadSetting(
+            f"nodes let go of log {self._log} up to {format_lsn(upto)}, and its manifest in main "
+            f"storage {has}: it may be an older copy. An upload would let the objects behind it be "
+            f"deleted. `cordwood tier repair {self._log} --end {format_lsn(upto)}` names them again"
+        )
+
     async def _last(self) -> int:
         return self._stop - 1 if self._stop else await self._client.tail(self._log)
 
@@ -73,7 +112,8 @@ class LogSource:
         """Blocks and gaps from `first` on.
 
         Raises:
-            BadSetting: the log was deleted, or may not be read any more.
+            BadSetting: the log was deleted, or may not be read any more. Or an accepted loss ends
+                inside a block.
         """
         held = self._held
         while self._stream is not None:
@@ -106,6 +146,13 @@ class LogSource:
         held = taken.block
         if taken.last != held.header.last:
             return None  # its end is not readable yet
+        if (first := held.header.first) < self.first:
+            # A repair was told to end the manifest there.
+            raise BadSetting(
+                f"the accepted loss in main storage ends inside a block of {format_lsn(first)} to "
+                f"{format_lsn(taken.last)}, which nodes still have. Take it back: `cordwood tier "
+                f"repair {self._log} --end {format_lsn(first - 1)}`"
+            )
         return held.header, held.stored.body
 
 

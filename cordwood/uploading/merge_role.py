@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 
 from cordwood.errors import CordwoodError, Fenced
 from cordwood.host.seams import Host
@@ -25,7 +25,7 @@ from cordwood.nodes import NodeId
 from cordwood.protocol.merge_plan import MergePolicy
 from cordwood.protocol.tier_plan import Pressure
 from cordwood.settings import TierSettings
-from cordwood.storage.said_once import SaidOnce
+from cordwood.storage.said_once import SaidOfEach, SaidOnce
 from cordwood.tier.compact import compact_log, plan_log
 from cordwood.uploading.leases import leased
 from cordwood.uploading.objects_at_hand import ObjectsAtHand
@@ -77,20 +77,30 @@ class MergeRole:
         self._looked_at: dict[int, int] = {}
         self._presses = presses
         self._said = SaidOnce(logger)
+        self._said_of = SaidOfEach(logger)
 
     async def run(self) -> None:
         """Look for objects to merge at intervals, until cancelled."""
         while self._settings.merge_objects:
             await asyncio.sleep(self._settings.merge_s * (0.5 + self._host.random.random()))
             try:
-                for log in await self._mine():
-                    if self._presses() is not Pressure.NONE:
-                        break
-                    with contextlib.suppress(Fenced):  # another process merges it, as Spark may
-                        await self._look_at(log)
+                await self._look(await self._mine())
                 self._said.over("merges go on")
             except CordwoodError as error:
                 self._said.warning(f"merges have to wait: {error}")
+
+    async def _look(self, logs: Collection[int]) -> None:
+        self._looked_at = {log: at for log, at in self._looked_at.items() if log in logs}
+        for log in logs:
+            if self._presses() is not Pressure.NONE:
+                return
+            try:
+                with contextlib.suppress(Fenced):  # another process merges it, as Spark may
+                    await self._look_at(log)
+                self._said_of.over(log, f"log {log}: merges go on")
+            except CordwoodError as error:
+                # A bad manifest of one log stops no other log.
+                self._said_of.warning(log, f"log {log}: its objects are not merged: {error}")
 
     async def _look_at(self, log: int) -> None:
         end = self._end_of(log)

@@ -9,10 +9,10 @@ Each node tends the logs that it uploads. One node at a time tends deleted logs,
 `tier=off` by now, and the objects that several logs share.
 
 Trap: a log that the tree does not list may have been made after the list was read. So a log is
-retired only if it was missing for all of `deleted_keep_s`, and a last question to the tree does not
-find its number either. The logs of another cluster would be missing here as well. So a store
-belongs to one cluster (`tier.owner`), and in a store that names no owner nothing is retired. A log
-of another cluster with the same number is not followed (`tier.origin`).
+retired only if it was missing for all of `deleted_keep_s`, and its own entry says that it was
+deleted, or is not there either. The logs of another cluster would be missing here as well. So a
+store belongs to one cluster (`tier.owner`), and in a store that names no owner nothing is retired.
+A log of another cluster with the same number is not followed (`tier.origin`).
 
 Source: docs/objects.md, "Deletion"; docs/protocol/main-storage.md.
 """
@@ -24,6 +24,7 @@ import logging
 from collections.abc import Callable, Mapping
 from contextlib import AbstractAsyncContextManager
 
+from cordwood.client.main_storage import let_go
 from cordwood.client.store import Store
 from cordwood.errors import CordwoodError
 from cordwood.lsn import format_lsn
@@ -35,9 +36,9 @@ from cordwood.tier.collect import Collected, collect_log, collect_shared, retire
 from cordwood.tier.log_manifest import LogManifest
 from cordwood.tier.origin import check_origin
 from cordwood.tier.read_leases import drop_ended_leases
-from cordwood.tier.repair import find_logs, is_lost
+from cordwood.tier.repair import find_logs
 from cordwood.tier.table_notes import Tabled, load_tabled
-from cordwood.tiered import Head
+from cordwood.tiered import Head, is_lost
 from cordwood.uploading.objects_at_hand import ObjectsAtHand
 from cordwood.uploading.tiered_logs import TieredLogs
 
@@ -70,24 +71,32 @@ class Tend:
         # clock.
         self._missing: dict[int, float] = {}
         self._said = SaidOnce(logger)
+        self._said_of: dict[int, SaidOnce] = {}
         self._said_unowned = SaidOnce(logger)
         self._said_damaged = SaidOnce(logger)
+        self._said_kept = SaidOnce(logger)
 
     async def look(self, client: Store, mine: Mapping[int, LogInfo]) -> None:
         """One pass over the logs of this node."""
+        # Race: a pass over many logs may take longer than the grace, and a lease written meanwhile
+        # is not known here. So the grace is counted up to this time: objects that are let go of
+        # after it stay.
+        now_us = self._now_us()
         try:
-            tabled = await self._tabled() if mine else None
+            if mine:
+                await self._objects.check()
+            tabled = await self._tabled(now_us) if mine else None
         except CordwoodError as error:
             self._said.warning(f"nothing of main storage is collected: {error}")
             return
         for log, info in mine.items():
             try:
-                await self._follow(client, info, tabled)
+                await self._follow(client, info, tabled, now_us)
             except CordwoodError as error:
                 self._said.warning(f"log {log}: main storage keeps more than it has to: {error}")
 
-    async def _tabled(self) -> Tabled:
-        return await load_tabled(await self._objects.store(), self._now_us())
+    async def _tabled(self, now_us: int) -> Tabled:
+        return await load_tabled(await self._objects.store(), now_us)
 
     async def look_at_the_rest(
         self, connect: Callable[[], AbstractAsyncContextManager[Store]]
@@ -115,7 +124,15 @@ class Tend:
             async with connect() as client:
                 await self.look(client, left)
 
-    async def _follow(self, client: Store, info: LogInfo, tabled: Tabled | None) -> None:
+    async def _follow(
+        self, client: Store, info: LogInfo, tabled: Tabled | None, now_us: int
+    ) -> None:
+        """Follow the trims and the retention of a log, and collect its objects.
+
+        Args:
+            tabled: what tables name and leases keep, read at `now_us` or later.
+            now_us: up to when the grace of objects is counted.
+        """
         log = int(info.log_id)
         manifest = await self._objects.manifest(log)
         head = await manifest.load()
@@ -123,7 +140,9 @@ class Tend:
             return
         if info.created_us:
             await check_origin(await self._objects.store(), log, info.created_us)
-        trim = int((await client.extent(log)).trim)
+        # The nodes alone are asked: the extent of a log reads its first and its last object. One of
+        # these may be gone, and a trim would mend that.
+        trim = int((await let_go(client, log))[0])
         for why, wanted in (
             ("time", await self._too_old(manifest, head, info.attributes.backlog_s or 0.0)),
             ("space", self._too_much(head, info.attributes.backlog_bytes or 0)),
@@ -132,7 +151,7 @@ class Tend:
                 trim = await self._trim(client, info, wanted, why)
         if trim >= head.start:
             await manifest.trim(trim + 1)
-        await self._collect_log(manifest, log, tabled)
+        await self._collect_log(manifest, log, now_us, tabled)
 
     async def _trim(self, client: Store, info: LogInfo, lsn: int, why: str) -> int:
         """Trim the whole log for its retention; the LSN up to which it is trimmed.
@@ -183,24 +202,48 @@ class Tend:
 
     async def _retire_deleted(self, found: list[int]) -> None:
         now = asyncio.get_running_loop().time()
-        missing = [log for log in found if log not in self._logs.all]
-        self._missing = {log: self._missing.get(log, now) for log in missing}
+        known = self._logs.all.keys() | self._logs.unread
+        self._missing = {log: self._missing.get(log, now) for log in found if log not in known}
         for log, since_s in self._missing.items():
-            manifest = await self._objects.manifest(log)
-            if now < since_s + self._deleted_keep_s or await self._tree.by_id(log) is not None:
+            if now < since_s + self._deleted_keep_s:
                 continue
-            head = await manifest.load()
-            if head is not None and head.start < head.end:
-                logger.info("log %d was deleted: its objects are deleted too", log)
-                await retire_log(manifest)
-            await self._collect_log(manifest, log)
+            said = self._said_of.setdefault(log, SaidOnce(logger))
+            try:
+                await self._retire(log)
+                said.over(f"log {log}: main storage lets go of it")
+            except CordwoodError as error:
+                # A bad entry or manifest of one log keeps no other deleted log.
+                said.warning(f"log {log}: its objects stay: {error}")
+        self._said_of = {log: self._said_of[log] for log in self._missing if log in self._said_of}
+
+    async def _retire(self, log: int) -> None:
+        """Delete the objects of a log that was missing for long enough, unless the tree has it.
+
+        Raises:
+            CordwoodError: its entry or its manifest cannot be read, or a store does not answer.
+        """
+        if not await self._tree.is_deleted(log):
+            # It was just made, or it has no name: only its own entry says that it was deleted.
+            return
+        manifest = await self._objects.manifest(log)
+        head = await manifest.load()
+        if head is not None and head.start < head.end:
+            logger.info("log %d was deleted: its objects are deleted too", log)
+            await retire_log(manifest)
+        await self._collect_log(manifest, log, self._now_us())
 
     async def _collect_log(
-        self, manifest: LogManifest, log: int, tabled: Tabled | None = None
+        self, manifest: LogManifest, log: int, now_us: int, tabled: Tabled | None = None
     ) -> None:
         store = await self._objects.store()
-        done = await collect_log(store, manifest, log, self._now_us(), self._grace_s, tabled)
+        done = await collect_log(store, manifest, log, now_us, self._grace_s, tabled)
         _tell(f"log {log}", done)
+        if done.kept:
+            self._said_kept.warning(
+                f"log {log}: the manifest names objects that are gone, and {done.kept} others that "
+                "it does not name have their range: these stay. Was an older copy of it put back? "
+                f"`cordwood tier repair {log}` writes it anew"
+            )
 
     async def _collect_shared(self) -> None:
         store = await self._objects.store()

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Mapping, Set
 
+from cordwood.errors import Malformed
 from cordwood.log_attributes import LogAttributes
+from cordwood.metadata.log_entries import numbers_of
 from cordwood.metadata.log_info import LogInfo
 from cordwood.metadata.log_tree import LogTree
 from cordwood.protocol.tier_plan import TierPolicy
+from cordwood.storage.said_once import SaidOnce
+
+logger = logging.getLogger(__name__)
 
 READ_ANEW_S = 300.0
 """As often as another node stands in for a log's uploader. It can only if it knows the log."""
@@ -20,16 +26,22 @@ class TieredLogs:
     Trap: the creation of a log does not count as a change of the tree. It is met here once this
     node holds some of it, or sequences it, or READ_ANEW_S later.
 
+    A log with an entry that cannot be read holds up no other log. Nothing is known of it: it is not
+    uploaded, nothing of it is let go of, and its objects stay.
+
     Args:
         met: the logs that this node holds or sequences.
     Attributes:
         all: every log by number, with `tier=on` or without.
         tiered: those with `tier=on`.
+        unread: numbers of logs with entries that cannot be read; they are in neither of the two.
     """
 
     def __init__(self, tree: LogTree, met: Callable[[], Set[int]]) -> None:
         self.all: Mapping[int, LogInfo] = {}
         self.tiered: Mapping[int, LogInfo] = {}
+        self.unread: Set[int] = frozenset()
+        self._said = SaidOnce(logger)
         self._tree = tree
         self._met = met
         self._looked_for: Set[int] = set()
@@ -49,11 +61,24 @@ class TieredLogs:
         is_known = changes == self._changes and met <= self._looked_for
         if is_known and now_s < self._read_s + READ_ANEW_S:
             return
-        self.all = {int(info.log_id): info for info in await self._tree.list()}
+        errors: dict[str, Malformed] = {}
+        self.all = {int(info.log_id): info for info in await self._tree.list(unread=errors)}
+        self.unread = numbers_of(errors)
+        self._tell(errors)
         self.tiered = {log: info for log, info in self.all.items() if info.attributes.tier}
         self._changes = changes
         self._read_s = now_s
         self._looked_for = met  # numbers that are still missing were deleted
+
+    def _tell(self, errors: Mapping[str, Malformed]) -> None:
+        if errors:
+            told = "; ".join(f"{key}: {error}" for key, error in sorted(errors.items()))
+            self._said.warning(
+                "these entries cannot be read, so nothing of their logs is uploaded, let go of or "
+                f"deleted in main storage: {told}"
+            )
+        else:
+            self._said.over("all entries of logs can be read")
 
 
 def policy_of(attributes: LogAttributes) -> TierPolicy:

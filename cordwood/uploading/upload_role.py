@@ -41,17 +41,16 @@ from cordwood.protocol.tier_plan import (
     plan_uploads,
     upload_rate,
 )
-from cordwood.protocol.upload_turns import tender_of, uploader_of
+from cordwood.protocol.upload_turns import uploader_of
 from cordwood.quorum.sequencer_placement import sequencer_order
 from cordwood.settings import MIB, ClientSettings, TierSettings
-from cordwood.storage.said_once import SaidOnce
+from cordwood.storage.said_once import SaidOfEach, SaidOnce
 from cordwood.tier.repair import end_of_objects
 from cordwood.tier.shared_upload import LogItems, gather, upload_shared
 from cordwood.tier.uploader import Item, LogUploader, Uploaded
 from cordwood.uploading.leases import leased
 from cordwood.uploading.log_source import LogSource
 from cordwood.uploading.objects_at_hand import ObjectsAtHand, OpenObjects
-from cordwood.uploading.tend import Tend
 from cordwood.uploading.tiered_logs import TieredLogs, policy_of
 
 logger = logging.getLogger(__name__)
@@ -77,9 +76,10 @@ class _Seen:
     """The state of a log with records to upload.
 
     Attributes:
-        next: the end of its manifest; -1 if unknown. upto: headers are read up to this LSN,
-            exclusive; 0 for none. bytes, oldest_us: of the waiting blocks: bytes of bodies, and
-            append time of the first. barrier: the first lost or unknown LSN; None if there is none.
+        next: the end of its manifest; -1 if unknown.
+        upto: headers are read up to this LSN, exclusive; 0 for none.
+        bytes, oldest_us: of the waiting blocks: bytes of bodies, and append time of the first.
+        barrier: the first lost or unknown LSN; None if there is none.
         failures, rest_until: failed tries in a row, to upload or to read headers, and the end of
             the log's rest.
     """
@@ -109,7 +109,6 @@ class UploadRole:
         greeting: what this node says to others. Its uploader says the same, and so reads logs that
             ask clients for a token.
         presses: how full the disk is.
-        has_let_go: whether this node dropped a copy that main storage holds.
     Attributes:
         uploaded: objects that this node committed.
         blocked: logs with lost or unknown records before other records, with the LSN of these.
@@ -123,7 +122,6 @@ class UploadRole:
         metadata: MetadataStore,
         logs: TieredLogs,
         objects: ObjectsAtHand,
-        tend: Tend,
         open_objects: OpenObjects,
         *,
         members: Callable[[], Mapping[NodeId, Member]],
@@ -131,7 +129,6 @@ class UploadRole:
         address: Callable[[], str],
         greeting: Callable[[], Hello],
         presses: Callable[[], Pressure],
-        has_let_go: Callable[[], bool],
     ) -> None:
         self.uploaded = 0
         self.blocked: dict[int, int] = {}
@@ -141,35 +138,31 @@ class UploadRole:
         self._metadata = metadata
         self._logs = logs
         self._objects = objects
-        self._tend = tend
-        self._tended_at: dict[str, float] = {}
-        self._has_seen_logs = False
         self._open_objects = open_objects
         self._members = members
         self._dead = dead
         self._address = address
         self._greeting = greeting
         self._presses = presses
-        self._has_let_go = has_let_go
         self._seen: dict[int, _Seen] = {}
         self._said = SaidOnce(logger)
-        self._said_blocked: dict[int, SaidOnce] = {}
-        self._said_guarded: dict[int, SaidOnce] = {}
-        self._said_beyond: dict[int, SaidOnce] = {}
+        self._said_blocked = SaidOfEach(logger)
+        self._said_guarded = SaidOfEach(logger)
+        self._said_beyond = SaidOfEach(logger)
 
     async def run(self) -> None:
         """Look for records to upload at intervals, until cancelled."""
         while True:
             await self._rest()
             try:
-                await self._tend_the_rest()
                 if await self.mine():
-                    async with self._connected() as client:
+                    async with self.connect() as client:
                         await self._upload_with(client)
             except CordwoodError as error:
                 self._said.warning(f"uploads have to wait: {error}")
 
-    def _connected(self) -> AbstractAsyncContextManager[Store]:
+    def connect(self) -> AbstractAsyncContextManager[Store]:
+        """A client of this node."""
         return connected(
             (self._address(),), self._host, CLIENT, self._open_objects, member=self._greeting()
         )
@@ -181,33 +174,10 @@ class UploadRole:
     async def _upload_with(self, client: Store) -> None:
         while await self.mine():
             await self.look(client)
-            if self._is_due("logs"):
-                await self._tend.look(client, await self.mine())
-            await self._tend_the_rest()
             self._said.over("uploads go on")
             await self._rest()
         # Of logs that come back later a manifest may end elsewhere, as a repair found it.
         self._seen = {}
-
-    async def _tend_the_rest(self) -> None:
-        """Tend the objects of deleted logs, and of logs with `tier=off`, if this node has the turn.
-
-        Only once it saw a log that asks for main storage, or asked for it: else the store may not
-        be there.
-        """
-        is_used = self._has_seen_logs or bool(self._logs.tiered) or self._has_let_go()
-        self._has_seen_logs = is_used
-        living = sorted(self._members().keys() - self._dead()) or [self._me]
-        tender = tender_of(living, self._host.clock.now_us(), self._settings.tend_s)
-        if self._has_seen_logs and tender == self._me and self._is_due("rest"):
-            await self._tend.look_at_the_rest(self._connected)
-
-    def _is_due(self, what: str) -> bool:
-        now = asyncio.get_running_loop().time()
-        if now < self._tended_at.get(what, now - self._settings.tend_s) + self._settings.tend_s:
-            return False
-        self._tended_at[what] = now
-        return True
 
     async def mine(self) -> dict[int, LogInfo]:
         """The logs that this node uploads now, as the first of their nodes or in its place."""
@@ -236,6 +206,8 @@ class UploadRole:
         mine = await self.mine()
         self._seen = {log: self._seen.get(log) or _Seen() for log in mine}
         now = asyncio.get_running_loop().time()
+        for said in (self._said_blocked, self._said_guarded, self._said_beyond):
+            said.keep(self._logs.tiered)
         self._tell_guarded(mine)
         able = [
             log
@@ -273,14 +245,14 @@ class UploadRole:
         """Warn about logs with `tier=on` and a read token, from before both together were refused.
         Their uploaded records stay in main storage."""
         for log, info in mine.items():
-            said = self._said_guarded.setdefault(log, SaidOnce(logger))
             if info.attributes.is_uploaded:
-                said.over(f"log {log}: it may be uploaded")
+                self._said_guarded.over(log, f"log {log}: it may be uploaded")
             else:
-                said.warning(
+                self._said_guarded.warning(
+                    log,
                     f"log {log}: {info.name} asks for a read token, which does not hold in main "
                     "storage: it is not uploaded. Set tier=off, or tier_open=on if each user "
-                    "with access to the store may read it"
+                    "with access to the store may read it",
                 )
 
     def _tell_blocked(self, blocked: dict[int, int], looked_at: list[int]) -> None:
@@ -288,15 +260,15 @@ class UploadRole:
         kept = self._seen.keys() - looked_at
         self.blocked = {log: at for log, at in self.blocked.items() if log in kept} | blocked
         for log in looked_at:
-            said = self._said_blocked.setdefault(log, SaidOnce(logger))
             if log in blocked:
-                said.warning(
+                self._said_blocked.warning(
+                    log,
                     f"log {log}: records at {format_lsn(blocked[log])} are lost, or no node gives "
                     "them; nothing is uploaded past them until they come back or an operator "
-                    "accepts the loss (`cordwood nodes accept-loss`)"
+                    "accepts the loss (`cordwood nodes accept-loss`)",
                 )
             else:
-                said.over(f"log {log}: uploads go on")
+                self._said_blocked.over(log, f"log {log}: uploads go on")
 
     # What waits.
 
@@ -348,17 +320,17 @@ class UploadRole:
         manifest = await self._objects.manifest(log)
         held = await end_of_objects(manifest)
         end = manifest.head.end if manifest.head is not None else 0
-        said = self._said_beyond.setdefault(log, SaidOnce(logger))
         if manifest.head is not None and end > tail + 1 >= held:
             upto = (await client.tiered(log)).upto
             right = max(int(upto), held - 1, manifest.head.start - 1)
-            said.warning(
+            self._said_beyond.warning(
+                log,
                 f"log {log}: the accepted loss in main storage reaches {format_lsn(end - 1)}, and "
                 f"the log {format_lsn(tail)}: what comes up to there is not uploaded. Take it "
-                f"back: `cordwood tier repair {log} --end {format_lsn(right)}`"
+                f"back: `cordwood tier repair {log} --end {format_lsn(right)}`",
             )
         else:
-            said.over(f"log {log}: uploads go on")
+            self._said_beyond.over(log, f"log {log}: uploads go on")
         if end != seen.next:
             self._seen[log] = _Seen()  # a repair has changed it
 
@@ -421,8 +393,11 @@ class UploadRole:
                 info.name, created_us=info.created_us,
             )  # fmt: skip
             next_lsn = await uploader.next_lsn()
-            async with LogSource(client, log, next_lsn, stop=share.stop) as source:
+            async with LogSource(
+                client, log, next_lsn, stop=share.stop, read_end=uploader.next_lsn
+            ) as source:
                 await self._check_wanted(log)
+                await self._objects.check()
                 items = _paced(source.items(), rate)
                 self._on_uploaded(log, await uploader.run(items, source.first))
         except CordwoodError as error:
@@ -460,7 +435,9 @@ class UploadRole:
                     store, manifest, self._host, each.log, info.name, created_us=info.created_us
                 )
                 next_lsn = await uploader.next_lsn()
-                async with LogSource(client, each.log, next_lsn, stop=each.stop) as source:
+                async with LogSource(
+                    client, each.log, next_lsn, stop=each.stop, read_end=uploader.next_lsn
+                ) as source:
                     await self._check_wanted(each.log)
                     items, lost = await gather(_paced(source.items(), rate), each.bytes_max)
                     first = source.first
@@ -477,14 +454,18 @@ class UploadRole:
         if not shares:
             return
         try:
+            await self._objects.check()
             await upload_shared(store, self._host, shares)
         except CordwoodError as error:
             for share in shares:
                 self._on_failed(share.log, error)
             return
-        self.uploaded += 1
+        self.uploaded += any(share.failed is None for share in shares)
         for share in shares:
-            self._on_uploaded(share.log, replace(share.done, objects=0))
+            if share.failed is not None:
+                self._on_failed(share.log, share.failed)
+            else:
+                self._on_uploaded(share.log, replace(share.done, objects=0))
 
     def _on_uploaded(self, log: int, done: Uploaded) -> None:
         self.uploaded += done.objects
