@@ -51,8 +51,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 WAITING_MAX = 64
-"""Frames that wait for LogsDB at once. One more is refused as not held, and the sender then sends
-bodies. A recovery has one frame under way to each node."""
+"""Frames that wait for LogsDB at once. A further frame is refused as not held, and its sender then
+sends bodies. A recovery has one frame under way to each node."""
 
 READ_BYTES = 1 << 20
 READ_BLOCKS = 256
@@ -110,11 +110,11 @@ class Amends:
 
     @contextmanager
     def having_read(self, blocks: Iterable[StoredBlock]) -> Iterator[None]:
-        """Take the bodies of these blocks from memory while this lasts: this node has just read
-        them where it holds them, whole, and is about to amend them.
+        """Take the bodies of these blocks from memory for the length of the `with` statement. This
+        node has just read these blocks intact from its own store, and is about to amend them.
 
-        A partition with one of them may be dropped meanwhile. Then its log is trimmed behind the
-        block, which is checked when the amend comes.
+        A partition with one of these blocks may be dropped meanwhile. Its log is then trimmed past
+        the block, and this is checked when the amend arrives.
         """
         bodies = {block.header: block.body for block in blocks}
         self._read |= bodies
@@ -125,7 +125,8 @@ class Amends:
                 self._read.pop(header, None)
 
     async def run(self) -> None:
-        """Look in LogsDB for the blocks of amends, one frame after the other, until cancelled."""
+        """Read the blocks of waiting amends from LogsDB, one frame after the other, until
+        cancelled."""
         while True:
             await self._stirred.wait()
             self._stirred.clear()

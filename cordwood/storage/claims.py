@@ -32,14 +32,14 @@ from cordwood.wire.peers import Peers
 logger = logging.getLogger(__name__)
 
 ASKED_AT_ONCE = 64
-"""Logs that the epoch store is asked about side by side."""
+"""The most logs about which the epoch store is asked at the same time."""
 
 RELEASED_TIMEOUT_S = 3.0
-"""A look into a sequencer's memory; a node that takes longer is away."""
+"""The answer comes from a sequencer's memory, so a node that takes longer counts as away."""
 
 
 RENEWED_AT_ONCE = 256
-"""Seals on their way into the WAL at once, at a start that lost records."""
+"""The most seals on their way into the WAL at the same time, at a start that lost records."""
 
 
 async def renew_seals(engine: StorageEngine, newest: Mapping[int, int]) -> None:
@@ -62,7 +62,8 @@ def can_be_known_good(lsn: int) -> bool:
     """Whether an epoch's records can be stored up to an LSN: the epoch's last LSN belongs to its
     bridge.
 
-    Taken for good, all of the epoch would be settled, and no recovery could store its end.
+    If that LSN counted as known good, all LSNs of the epoch would be settled, and no recovery could
+    store its end.
     """
     return lsn & ESN_MAX <= ESN_ISSUED_MAX
 
@@ -79,7 +80,7 @@ class Claims:
 
     Args:
         newest: asks for the newest epoch of a log that was handed out, 0 for none.
-        here: up to where this node, as their sequencer, has released logs.
+        here: the last LSN that this node released of a log that it sequences.
         peers: the other nodes, which may sequence a log as well.
     """
 
@@ -97,11 +98,12 @@ class Claims:
         self._unheard = Unheard() if engine.unheard is None else engine.unheard
 
     def known_epoch(self, log: int) -> int:
-        """The highest epoch of a log that this node was shown to be handed out; 0 for none."""
+        """The highest epoch of a log of which this node knows that it was handed out; 0 for
+        none."""
         return self._unheard.known(self._engine, log)
 
     async def check_epoch(self, log: int, epoch: int) -> None:
-        """Let an epoch pass that was handed out.
+        """Check that an epoch was handed out.
 
         Raises:
             Rejected: it was not.
@@ -127,10 +129,11 @@ class Claims:
         return newest
 
     async def check_released(self, log: int, lsn: int) -> None:
-        """Let an LSN pass that readers may see, as this node heard or a sequencer confirms.
+        """Check that readers may see a log up to an LSN: this node knows it, or a sequencer
+        confirms it.
 
         Raises:
-            Unreachable: no node confirms it; this node may learn it at any moment.
+            Unreachable: no node confirms it yet. A later call may succeed.
         """
         held = self._engine.cache.get(log)
         ask = AskReleased([log])
@@ -151,7 +154,8 @@ class Claims:
         return reply.released[0] if isinstance(reply, ReleasedReply) and reply.released else 0
 
     def release(self, log: int, lsn: int) -> None:
-        """A node says that readers may see up to `lsn`; taken once its epoch is known."""
+        """Take the word of a node that readers may see up to `lsn`. It takes effect once the LSN's
+        epoch is known."""
         epoch = lsn >> 32
         if not can_be_known_good(lsn):
             logger.warning("log %d: no sequencer releases %s", log, format_lsn(lsn))

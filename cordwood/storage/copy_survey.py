@@ -1,13 +1,13 @@
 """Answers which blocks this node would have to give if the data of some nodes were gone. It changes
 nothing.
 
-It goes over the heads of all blocks here, by the rules that rebuilding goes by: the donor of each
-block is counted, and no other node. So the answers of all nodes add up, and nothing is counted
+It reads the headers and envelopes of all blocks on this node, and uses the rules of rebuilding:
+only the donor of a block counts it. So the answers of all nodes add up, and nothing is counted
 twice. A block without any node left has no donor. Then the first node of its copyset that is up
 counts it, even if the question assumes this node lost.
 
-Each call looks at some thousand blocks and says where to go on, so a store of any size is asked
-in calls that end soon.
+Each call looks at some thousand blocks and returns the place to continue. So each call is short,
+however large the store is.
 
 Source: docs/sources/logdevice.md 2.9, 3 ("Safety checker").
 """
@@ -38,13 +38,15 @@ LOOK_BLOCKS = 4096
 
 STEP_BLOCKS = 256
 STEP_BYTES = 1 << 20
+"""The most blocks and bytes of one read. Between two reads other tasks get a turn."""
 
 ASK_BLOCKS = 64
 """The cost of a question to the metadata store, in blocks of LOOK_BLOCKS."""
 
 
 class _First:
-    """Chance that always draws the first: only whether there is a place is asked."""
+    """A source of chance that always draws the first choice. The survey asks only whether there is
+    a place, so any choice will do."""
 
     def random(self) -> float:
         """See `quorum.copyset.Chance`."""

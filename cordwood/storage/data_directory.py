@@ -1,6 +1,6 @@
 """A node's data directory: its owner, whether it is the newest copy, and its WAL.
 
-Three files beside the WAL and LogsDB. `identity` says which node of which cluster owns the
+Files beside the WAL and LogsDB. `identity` says which node of which cluster owns the
 directory. `incarnation` says which start of the node was the last to run from it.
 `accept-loss` holds an operator's word for the next start.
 
@@ -55,7 +55,7 @@ CLAIM_BITS = 64
 """Two starts of one node draw the same name once in 2**64 times."""
 
 CLAIMS_MAX = 16
-"""Names kept: a start leaves one more only where it died in the middle of claiming."""
+"""The most names that are kept. A start adds a name only if it ended during its claim."""
 
 logger = logging.getLogger(__name__)
 
@@ -64,9 +64,10 @@ class Incarnations(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The file `incarnation`, as JSON.
 
     Attributes:
-        incarnation: the node's start that wrote it, for people: the names decide. claims: names by
-            which this directory may have claimed the node, oldest first; "" stands for no claim
-            yet.
+        incarnation: the incarnation of the start that wrote it. Only people read it; the names in
+            `claims` decide.
+        claims: names by which this directory may have claimed the node, oldest first; "" stands for
+            no claim yet.
     """
 
     incarnation: Annotated[int, msgspec.Meta(ge=0)] = 0
@@ -182,10 +183,10 @@ class DataDirectory:
             )
 
     async def _check_newest(self) -> None:
-        """See that no later start of this node ran from elsewhere.
+        """Check that no later start of this node ran from another directory.
 
         Raises:
-            NotOurCluster: one did, and no operator has said what to do.
+            NotOurCluster: a later start did, and no operator has accepted that.
         """
         disk, path = self._host.disk, self._path(INCARNATION)
         stored = await disk.read_file(path)
@@ -193,7 +194,7 @@ class DataDirectory:
             try:
                 self._known = read_json(stored, Incarnations, path)
             except Malformed as error:
-                # It knows no claim then, as a copy from before the first.
+                # The directory then knows no claim, like a copy that is older than the first claim.
                 logger.error("%s", error)
         self.word = await disk.read_file(self._path(ACCEPT_LOSS)) or b""
         self._found = found = await self._membership.claim(self._settings.node)
@@ -225,13 +226,14 @@ class DataDirectory:
     async def claim(self, reached: int, room: int = 0) -> Member:
         """Register this start; from then on every older copy of the directory is noticed.
 
-        Call it once it is durable what this start lacks of what `reached` promised.
+        Call it when the records that `reached` promises, and that this start lacks, are durably
+        noted as lost.
 
         Args:
             reached: WAL offset of the last record there is here, -1 for none.
             room: as `Member.room`.
         Raises:
-            NotOurCluster: another start from elsewhere came in between.
+            NotOurCluster: another start, from another directory, made its claim in between.
             CordwoodError: the metadata store cannot be used.
         """
         settings = self._settings

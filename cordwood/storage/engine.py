@@ -72,7 +72,7 @@ from cordwood.layout.waves import (
 )
 from cordwood.lsn import NO_LOG, LogId, format_lsn
 from cordwood.protocol.disk_space import DiskRoom
-from cordwood.protocol.seal import SealTable
+from cordwood.protocol.seal import SealTable, begun_before
 from cordwood.settings import StorageSettings
 from cordwood.storage.amends import Amends
 from cordwood.storage.ledgers.ledger_index import LedgerIndex
@@ -91,7 +91,8 @@ from cordwood.storage.wal.delta_wal import Wal
 logger = logging.getLogger(__name__)
 
 BesideRecord = StagingRecord | LedgerEntries | LedgerChanges
-"""State beside the logs, in the same WAL and the same flushes."""
+"""Records of staged blocks and of ledgers. They go through the same WAL and the same flushes as
+logs."""
 
 SEAL_TIMEOUT_S = 10.0
 """A durable write takes under a millisecond; a disk that takes this long has stalled."""
@@ -106,13 +107,15 @@ class StorageEngine:
         staged, ledgers: blocks that wait to be published; and ledgers.
         failed: the reason why the node cannot store any more, "" while it can.
         damage: the durable records that were lost, "" for none. A damaged node stores and sends,
-            but its silence never counts as absence; until when, see `LogsStore.lost`.
+            but a record that it does not send does not count as absent. `LogsStore.lost` tells how
+            this ends.
         has_lost: whether this start found lost records; seals may be among them.
         reached: WAL offset of the last durable record, -1 for none.
         stored_blocks: blocks stored since start.
         waits: how long stores of foreground work took.
         wants_flush: whether a writer waits for the space that a flush frees.
-        is_out_of_space, disk: whether a flush waits for space, and how much more may wait.
+        is_out_of_space, disk: whether a flush waits for space, and the bytes that the disk still
+            takes until it is measured again.
         low_space: why only recoveries may store (the disk is nearly full); "" if every sender may.
         rebuilding: the nodes whose data is reported as gone or being rebuilt: see `refusals`.
         is_given_away: whether this node's own data lies elsewhere, or counts as gone.
@@ -191,7 +194,8 @@ class StorageEngine:
         staged = StagedIndex(await logs.staged.heads())
         ledgers = LedgerIndex(await logs.ledgers.states())
         engine = cls(wal, logs, states, settings, on_change, staged, unheard, ledgers)
-        # The records between the two are in neither place, so a start would lose them in silence.
+        # The records between the end of the WAL and the offset of LogsDB are in neither place. A
+        # start would lose them without an error.
         if wal.trim_offset > logs.offset:
             raise NotOurCluster(
                 f"this node's WAL was trimmed up to {wal.trim_offset}, its LogsDB has only what "
@@ -229,12 +233,13 @@ class StorageEngine:
         return engine
 
     async def heal_loss(self) -> None:
-        """All that was lost and that counts is here again, durably, from other nodes.
+        """Note that all lost blocks that count are here again, durably, from other nodes.
 
         From now on this node's silence counts again as absence.
 
         Raises:
-            Retryable: LogsDB does not have yet what follows the damage, so a start would find it.
+            Retryable: LogsDB does not have the records behind the damage yet, so a start would read
+                the damage again.
             TablesFailed: it cannot be made durable.
         """
         if self.damage:
@@ -266,7 +271,8 @@ class StorageEngine:
         self._on_gathered = on_gathered
 
     def ask_for_flush(self) -> None:
-        """A writer was refused for want of the space that a flush frees."""
+        """Note that a writer was refused because there was no space that a flush would have
+        freed."""
         if self.cache.batch is not None:
             self.wants_flush = True
             self._on_gathered()
@@ -281,7 +287,7 @@ class StorageEngine:
         return batch
 
     def evict(self, batch: FlushSet) -> None:
-        """LogsDB has a batch durably: drop it here."""
+        """Drop a batch from memory, because LogsDB has it durably."""
         self._recent.add(batch.blocks, batch.logs)
         self.cache.evict(batch)
         self.staged.evict(batch.staged)
@@ -331,7 +337,7 @@ class StorageEngine:
             settled(tuple(refused.values()))
             return
         parts: list[Buffer] = [STORE_KIND, payload]
-        # The WAL must hold what counts and no more: a replay would insert a refused block.
+        # The WAL must hold only the blocks that were taken: a replay would insert a refused block.
         if len(taken) < len(blocks):
             parts = [STORE_KIND, store_head(len(taken), seal_epoch)]
             for block in taken:
@@ -347,6 +353,16 @@ class StorageEngine:
             settled((StoreRefusal(wave, 0, reason),))
         else:
             self.append_store(wave, [STORE_KIND, payload], [], (), settled, by_recovery=False)
+
+    async def settle_stores(self) -> None:
+        """Return once all that was handed to the WAL before is durable and in effect, by a record
+        of its own. Also on a node that takes no records: it keeps nothing new.
+
+        Raises:
+            Overloaded: the WAL has no space even for this.
+            Retryable: the write failed.
+        """
+        await self._write([STORE_KIND, store_head(0)], [], _no_effect, reserve_ok=False)
 
     def is_trimmed(self, block: StoredBlock) -> bool:
         """Whether a block is trimmed, or in main storage: storing it succeeds and keeps nothing."""
@@ -370,7 +386,12 @@ class StorageEngine:
     @property
     def free_bytes(self) -> int:
         """Bytes free for first waves, in the WAL, the cache and on the disk; 0 for none."""
-        if self.read_only or self.low_space:
+        return 0 if self.read_only else self.repair_bytes
+
+    @property
+    def repair_bytes(self) -> int:
+        """As `free_bytes`, for copies that this node held before: a read-only node mends these."""
+        if self.low_space:
             return 0
         wal, waits = self._wal, self.unflushed_bytes
         room = first_wave_space(wal.capacity_bytes, wal.used_bytes, self._cache_bytes, waits)
@@ -453,7 +474,8 @@ class StorageEngine:
         self.cache.note(offset, logs, asyncio.get_running_loop().time())
 
     def release(self, log: int, lsn: int) -> None:
-        """A sequencer released the log up to `lsn`: readers may see that far."""
+        """Note that a sequencer released the log up to `lsn`: readers may see records up to
+        there."""
         if self.cache.log(log).release(lsn):
             self._on_change(log)
 
@@ -478,22 +500,32 @@ class StorageEngine:
         lngs, wrote = held.known_between(clean, epoch)
         quiet_s = asyncio.get_running_loop().time() - max(self._since_s, held.heard_s)
         return SealReply(
-            lngs, held.append_time_us, wrote, is_sure=not self.damage, quiet_us=int(1e6 * quiet_s)
-        )
+            lngs, held.append_time_us, wrote, is_sure=not self.damage, quiet_us=int(1e6 * quiet_s),
+            begun=held.begun,
+        )  # fmt: skip
 
     async def clean(self, log: int, epoch: int, end: EpochEnd) -> None:
         """The recovery that sealed with `end.seal` has mended epoch `epoch`.
 
         Raises:
-            Fenced: a higher epoch sealed since.
+            Fenced: a higher epoch sealed since, or the recovery is over.
             Overloaded: the WAL has no free space even for this.
         """
-        ruling = self.seals.of(log)
+        ruling, held = self.seals.of(log), self.cache.log(log)
         # Race: a higher recovery decides anew about this epoch, and this outcome may differ.
         if ruling > end.seal:
             raise Fenced(f"log {log} is sealed by a higher epoch than {end.seal}", ruling)
-        if not self.cache.log(log).has_ended(epoch, end):
-            await self._close_epoch(log, epoch, end)
+        if held.has_ended(epoch, end):
+            return
+        # Race: as in `refusals`. The epoch may have ended otherwise, while this node was away. A
+        # sender that is not over waits for this answer before its epoch releases a record.
+        if held.is_outdated(end.seal):
+            raise Fenced(
+                f"log {log}: the recovery by epoch {end.seal} is over, and this node did not take "
+                f"part to its end",
+                held.ruling,
+            )
+        await self._close_epoch(log, epoch, end)
 
     def _on_sealed(self, log: int, epoch: int) -> None:
         tell(SealRaised(LogId(log), epoch))
@@ -507,7 +539,7 @@ class StorageEngine:
     async def purge(
         self, log: int, epoch: int, seal: int, lng: int, produced: bytes = b"", attempt: int = 1
     ) -> None:
-        """Epoch `epoch` was recovered while this node was away; drop the blocks that do not count.
+        """Drop the blocks of `epoch` that do not count: it was recovered while this node was away.
 
         Raises:
             Overloaded: the WAL has no room even for this.
@@ -565,7 +597,8 @@ class StorageEngine:
         self._on_change(record.log)
 
     def gone_of(self, log: int) -> int:
-        """Up to where a log left this node, trimmed or into main storage; 0 for nothing."""
+        """The last LSN of a log that this node gave up, because it was trimmed or is in main
+        storage; 0 for none."""
         return held.gone if (held := self.cache.get(log)) is not None else 0
 
     def trim_of(self, log: int) -> int:
@@ -594,8 +627,18 @@ class StorageEngine:
             mark = pack_nodes(NodesetsRecord(log, epoch, packed))
             await self.write_mark(log, mark, lambda: held.tell_nodesets(epoch, packed))
 
+    def check_unrecorded(self, log: int, epoch: int) -> None:
+        """Check that this node knows no record of `epoch` or above, before the epoch begins.
+
+        Raises:
+            Fenced: it does: the epoch was handed out before, by a metadata store that was lost.
+        """
+        held = self.cache.get(log)
+        if held is not None and held.recorded >= epoch:
+            raise begun_before(log, epoch, held.recorded)
+
     async def tell_end(self, log: int, epoch: int, end: EpochEnd) -> None:
-        """Another node knows that an epoch ended so; returns when that is durable.
+        """Note the end of an epoch that another node told. Returns when this is durable.
 
         Raises:
             Overloaded: the WAL has no room even for this.
@@ -609,8 +652,8 @@ class StorageEngine:
     async def tell_produced(
         self, log: int, epoch: int, produced: Sequence[Produced], append_time_us: int
     ) -> None:
-        """Another node knows that producers' blocks are stored in an epoch, and the latest append
-        time; as `tell_end`.
+        """Note the producers' blocks of an epoch and the latest append time that another node told.
+        Returns when this is durable.
 
         Raises:
             Overloaded: the WAL has no room even for this.
@@ -638,7 +681,7 @@ class StorageEngine:
     async def _close_epoch(self, log: int, epoch: int, end: EpochEnd | None) -> None:
         tell(EpochClosed(LogId(log), epoch, end is not None))
         if end is not None:
-            # Trap: fix the LNG here and write it, because a later start may not know one as high.
+            # Trap: fix the LNG here and write it, because a later start may know only a lower LNG.
             end = self.cache.log(log).above_own_lng(epoch, end)
         mark = pack_clean(CleanRecord(log, epoch, *(end or EpochEnd(0, 0))))
 
@@ -713,7 +756,8 @@ class StorageEngine:
         *,
         reserve_ok: bool,
     ) -> asyncio.Future[None]:
-        """Hand a record to the WAL; the future is done when it is durable and in effect."""
+        """Hand a record to the WAL. The returned future is done when the record is durable and in
+        effect."""
         durable: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
         def on_durable(error: CordwoodError | None) -> None:
@@ -742,7 +786,8 @@ class StorageEngine:
         return durable
 
     async def settle(self, durable: asyncio.Future[None]) -> None:
-        """Wait for a record that was handed to the WAL. Giving up takes nothing back.
+        """Wait for a record that was handed to the WAL. If the wait ends early, the record may
+        still become durable.
 
         Raises:
             Overloaded: it is not durable in time.
@@ -760,7 +805,7 @@ class StorageEngine:
             raise Retryable(f"this node's WAL failed: {error}") from error
 
     def fail(self, error: BaseException) -> None:
-        """The WAL or LogsDB failed for good: store nothing any more."""
+        """Store nothing from now on, because the WAL or LogsDB failed for good."""
         if not self.failed:
             self.failed = str(error) or type(error).__name__
             tell(NodeFailed(NO_LOG, self.failed))
@@ -806,3 +851,7 @@ class StorageEngine:
             case ProducedRecord(log, epoch, time_us, packed):
                 self._note(offset, [log])
                 self.cache.log(log).tell_produced(epoch, read_produced(packed), time_us)
+
+
+def _no_effect() -> None:
+    return

@@ -20,7 +20,12 @@ copy of the directory starts with either word in it."""
 ACCEPTED = b"yes\n"
 
 GO_ON_OLDER = b"older\n"
-"""Instead of ACCEPTED: an older copy of the directory may start, and proves nothing by silence."""
+"""A word in place of ACCEPTED. An older copy of the directory may start; a record that it lacks
+then still counts as unknown."""
+
+KEEP_LEDGERS = "keep-ledgers"
+"""A file beside `identity`. With ACCEPTED in it, a node that was rebuilt while it was away drops
+the blocks of its logs at its next start, and joins with its ledgers."""
 
 logger = logging.getLogger(__name__)
 

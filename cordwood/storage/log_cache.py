@@ -31,8 +31,8 @@ from cordwood.storage.logs_db.tables import Row
 from cordwood.storage.produced_index import ProducedIndex
 
 ENDS_KNOWING_PRODUCERS = 64
-"""The ends of epochs that keep their producers. Only recovery asks for them, for the last clean
-epoch."""
+"""The number of epoch ends that keep their producers. Only recovery asks for these, and only for
+the last clean epoch."""
 
 
 class EpochEnd(NamedTuple):
@@ -49,7 +49,8 @@ class EpochEnd(NamedTuple):
 
     @property
     def place(self) -> tuple[int, int]:
-        """The place in the order of recoveries; attempts under one seal may decide differently."""
+        """The place of this end in the order of recoveries. Attempts under one seal may decide
+        differently, so the attempt is a part of it."""
         return self.seal, self.attempt
 
 
@@ -188,7 +189,7 @@ class CachedLog:
         if end is not None:
             return block.header.last > end.lng and (seal, block.envelope.wave) < end.place
         if block.envelope.flags & EnvelopeFlag.REBUILT:
-            return False  # its donor knew that it counts
+            return False  # its donor knew that the block counts
         return not seal and (epoch <= self.clean or epoch in self._closed)
 
     def replace_copy(self, at: int, block: StoredBlock) -> bool:
@@ -211,7 +212,7 @@ class CachedLog:
             self.released = lng
 
     def release(self, lsn: int) -> bool:
-        """A sequencer released up to `lsn`; False if it changes nothing."""
+        """Note that a sequencer released up to `lsn`. Returns False if this changes nothing."""
         epoch = lsn >> 32
         if lsn > self.lngs.get(epoch, 0):
             self.lngs[epoch] = lsn
@@ -234,16 +235,51 @@ class CachedLog:
         return self.lngs.get(unclean, unclean << 32)
 
     @property
+    def recorded(self) -> int:
+        """The highest epoch of which this node knows that it had records, or that it is over; 0 for
+        none. It does not fall when records are trimmed.
+
+        No block and no release of an epoch exists before its sequencer has begun it.
+        """
+        known: tuple[Iterable[int], ...] = (self.lngs, self.ends, self._closed, self._held)
+        newest = max(max(epochs, default=0) for epochs in known)
+        return max(newest, self.clean, self.released >> 32, self.gone >> 32)
+
+    @property
+    def begun(self) -> int:
+        """The highest epoch of which this node knows that a sequencer began it, 0 for none.
+
+        A sequencer tells its nodesets after its epoch has begun. Only for the first epoch it tells
+        them just before.
+        """
+        return max(self.recorded, self.nodesets[0])
+
+    @property
     def is_behind(self) -> bool:
         """Whether ended epochs have to be purged before this node may serve them."""
         return self.clean < (self.released >> 32) - 1
+
+    def is_outdated(self, seal_epoch: int) -> bool:
+        """Whether the recovery under this seal is over, as far as this node knows; False for 0, a
+        sequencer's.
+
+        An epoch releases only after its recovery has ended. No recovery cleans its own epoch: a
+        later one does that, under a higher seal. So stores of a recovery that come after either are
+        late, those of an earlier attempt under the same seal too.
+        """
+        return 0 < seal_epoch <= max(self.released >> 32, self.clean)
+
+    @property
+    def ruling(self) -> int:
+        """The lowest epoch that may rule, as far as releases and clean epochs tell."""
+        return max(self.released >> 32, self.clean + 1)
 
     def unclean_epochs(self, below: int) -> list[int]:
         """Epochs under `below` that have blocks here and are not known to be clean."""
         return sorted(epoch for epoch in self._held if epoch < below and epoch not in self._closed)
 
     def close_epoch(self, epoch: int, end: EpochEnd | None) -> None:
-        """`epoch` is over; only its blocks that count are kept, see `counts`.
+        """Note that `epoch` is over, and keep only its blocks that count; see `counts`.
 
         Lower epochs of which blocks are held may still have to be purged: `clean` moves
         only as far as nothing held is left behind it.
@@ -347,7 +383,7 @@ class CachedLog:
             self._let_go(lsn)
 
     def tier_to(self, lsn: int) -> None:
-        """As `trim_to`, of what main storage holds."""
+        """As `trim_to`, for records that main storage holds."""
         if lsn > self.tier:
             self.tier = lsn
             self._let_go(lsn)
@@ -476,7 +512,7 @@ class LogCache:
         return self._batch
 
     def insert(self, block: StoredBlock) -> None:
-        """A block is durable in the WAL."""
+        """Add a block that is durable in the WAL."""
         held = self.log(block.header.log)
         if held.insert(block):
             batch = self._batch
@@ -495,7 +531,8 @@ class LogCache:
         self._bytes += size
 
     def note(self, offset: int, logs: list[int], now_s: float) -> None:
-        """A WAL record changes these logs; call it in the order of the WAL, before they change."""
+        """Note that a WAL record changes these logs. Call it in the order of the WAL, before the
+        change."""
         batch = self._batch
         if batch is None:
             batch = self._batch = FlushSet(now_s)

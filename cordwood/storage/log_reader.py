@@ -12,18 +12,22 @@ Source: docs/design.md §5 ("cache first, then LogsDB"); docs/sources/logdevice.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 
+from cordwood.errors import Corrupt
+from cordwood.layout.logs_db import read_head
 from cordwood.layout.waves import StoredBlock
 from cordwood.storage.log_cache import CachedLog, LogCache
+from cordwood.storage.logs_db.heads_read import batches
+from cordwood.storage.logs_db.logs_read import winners
 from cordwood.storage.logs_db.logs_store import LogsStore
-from cordwood.storage.logs_db.partition import BlockRun, Part, Wanted
+from cordwood.storage.logs_db.partition import BlockRun, Part, StoredLog, Wanted
 from cordwood.storage.logs_db.recent_blocks import RecentBlocks
 from cordwood.storage.recent_room import RecentRoom
 
 
 class LogReader:
-    """See the module; without LogsDB the cache is all there is."""
+    """See the module. Without LogsDB it reads from the cache only."""
 
     def __init__(
         self,
@@ -40,7 +44,7 @@ class LogReader:
         return self._cache.get(log)
 
     def is_at_hand(self, log: int, start: int) -> bool:
-        """Whether all from `start` on is in memory, so that `read_cached` has it."""
+        """Whether all blocks from `start` on are in memory, so that `read_cached` returns them."""
         if self._logs is None or start > self._logs.last(log):
             return True
         kept_from = self._recent.complete_from(log)
@@ -89,6 +93,36 @@ class LogReader:
         """
         run = await self.read(log, start, bound, _head, bytes_max=1, blocks_max=1)
         return _first_of(run, start)
+
+    def batches(self, logs: Iterable[int]) -> Iterator[list[int]]:
+        """Logs whose heads are read together. `logs` are all logs of the cache, ascending."""
+        stored = {} if self._logs is None else self._logs.logs
+        none = StoredLog()
+        return batches(logs, lambda log: stored.get(log, none).blocks)
+
+    async def heads(self, logs: Sequence[int]) -> dict[int, list[StoredBlock]]:
+        """All blocks of some logs without their bodies, by log; as `read` gives them. A log is left
+        out if it has to be read by itself, for example because the cache has blocks of it.
+
+        Args:
+            logs: one of the `batches`.
+        """
+        heads: dict[int, list[StoredBlock]] = {}
+        if self._logs is None:
+            return heads
+        for log, entries in (await self._logs.entries(logs)).items():
+            held = self._cache.get(log)
+            if held is None or held.blocks:
+                continue
+            try:
+                heads[log] = [
+                    read_head(wire)
+                    for key, wire, _ in winners(entries, held.counts)
+                    if key.last > held.gone
+                ]
+            except Corrupt:
+                continue  # `read` reports the range
+        return heads
 
     async def read(
         self,
@@ -153,7 +187,8 @@ def _gathered(
         if block.header.first > bound:
             break
         is_full = size >= bytes_max or seen >= blocks_max
-        # Overlapping blocks belong to the same batch, or the reader would take them for absent.
+        # Overlapping blocks must be in the same batch, because otherwise the reader would take some
+        # of them for absent.
         if is_full and (not seen or block.header.first >= next_lsn):
             return BlockRun(taken, next_lsn, seen - len(taken))
         seen += 1
@@ -166,7 +201,7 @@ def _gathered(
 
 
 def _merged(held: CachedLog, stored: BlockRun, cached: BlockRun, bound: int) -> BlockRun:
-    """Both together, as far as both reach; of two copies of one place the copy of higher
+    """Merge both runs, as far as both reach. Of two copies of one block it keeps the copy of higher
     precedence."""
     is_whole = min(stored.next, cached.next) > bound
     next_lsn = (max if is_whole else min)(stored.next, cached.next)

@@ -1,7 +1,7 @@
 """Answers about where things lie in one log on this node: by time, at its ends, by bytes.
 
-The directory narrows it down to one partition; inside it, a binary search over LSNs looks at
-one index entry a step. No body is read. The cache is searched in memory.
+The directory of the log leads to one partition. In that partition, a binary search over LSNs reads
+one index entry in each step. No body is read. The cache is searched in memory.
 
 A node that does not know its own blocks does not answer: because it lost records, because copies
 that have rotted may lie where the answer is (`scrub.damage_book`), or because it has yet to drop
@@ -140,14 +140,15 @@ class LogSearch:
         return held
 
     def _rotten(self, log: int) -> list[DamagedRange]:
-        """The ranges of which this node knows nothing by now."""
+        """The damaged ranges of a log, of which this node does not know the blocks."""
         damages = self._engine.logs.damages
         return [each for each in damages.of_log(log) if not damages.is_mended(each)]
 
     def _check_between(
         self, log: int, before: Sequence[DamagedRange], above: int, below: int
     ) -> None:
-        """Check that nothing rotten lies between two LSNs: a record there would be the answer.
+        """Check that no rotten range lies between two LSNs, because a record there would be the
+        answer.
 
         Args:
             before: the ranges that were rotten before the search.
@@ -218,12 +219,13 @@ class LogSearch:
 def _by_last(
     parts: Sequence[tuple[Partition, DirectoryEntry]],
 ) -> list[tuple[Partition, DirectoryEntry]]:
-    """A log's parts of partitions, the furthest reaching first."""
+    """A log's parts of partitions. The part with the highest last LSN comes first."""
     return sorted(parts, key=lambda each: each[1].last, reverse=True)
 
 
 def _in_cache(held: CachedLog, time_us: int) -> tuple[int, int]:
-    """The last older LSN, and the first LSN that is not older; 0 and past all for none."""
+    """The last LSN that is older than the time, 0 for none; and the first LSN that is not older, or
+    an LSN above all if there is none."""
     headers = [b.header for b in held.blocks if b.header.kind == BlockKind.DATA]
     index = bisect_left(headers, time_us, key=lambda header: header.append_time_us)
     before = headers[index - 1].last if index else 0

@@ -23,7 +23,7 @@ class Sequencing(Protocol):
 
 
 def log_states(engine: StorageEngine, active: Mapping[int, Sequencing]) -> list[LogState]:
-    """Every log that a node holds something of or sequences, by number.
+    """The state of each log of which the node has data or that it sequences, by number.
 
     Args:
         active: the logs that it sequences.

@@ -1,4 +1,4 @@
-"""What producers wrote into the epochs of one log, as far as this node holds it.
+"""The producers' blocks in the epochs of one log, as far as this node holds them.
 
 When an epoch is recovered, its sequencer's memory of producers is gone. The sealing members report
 their blocks, and together they hold all acknowledged blocks. Kept for each producer are its last
@@ -35,7 +35,8 @@ class ProducedIndex:
                 places |= {(each.epoch, place.first): place for place in each.places}
 
     def note(self, header: BlockHeader, lng: int) -> None:
-        """A block of a producer is held; up to `lng` all of its epoch is stored."""
+        """Note that this node holds a block of a producer. All records of its epoch up to `lng` are
+        stored."""
         producer = header.producer
         kinds = self._epochs.setdefault(header.first >> 32, ({}, {}))
         kind = kinds[is_query(producer)]
@@ -43,7 +44,7 @@ class ProducedIndex:
         is_new = places is None
         if places is None:
             places = {}
-        kind[producer] = places  # after all others: the first producer is forgotten first
+        kind[producer] = places  # put it behind all others: the first producer is forgotten first
         place = header.place
         places[header.producer_epoch, place.first] = place
         if len(places) > 2 * PLACES_MAX:
@@ -118,11 +119,12 @@ def _joined(known: Places, told: Produced) -> Places:
 def _forget_idle(kind: dict[int, Places], most: int, lng: int) -> None:
     """Forget producers that wrote longest ago, once there are twice as many as are remembered.
 
-    Trap: only blocks up to the LNG count. With those above it a log's whole memory was forgotten
-    for new producers, whose blocks became holes. It was not full any more, as if it had forgotten
-    no producer, and took a late repeat for a new producer's block.
+    Trap: only blocks up to the LNG count. When blocks above the LNG counted too, a log forgot all
+    its producers for new ones, and the blocks of the new ones became holes. The memory was then not
+    full, as if no producer had been forgotten, and the log took a late repeat for the block of a
+    new producer.
     """
-    # Now and then, as it looks at all of them.
+    # Do this only now and then, because it looks at all producers.
     if len(kind) <= 2 * most or len(kind) % max(1, most // 8):
         return
     lasts = {each: max((at for _, at in kind[each] if at <= lng), default=0) for each in kind}

@@ -1,7 +1,7 @@
-"""The memory of a node for what was flushed and may be read again soon: blocks, and ledger entries.
+"""The memory of a node for blocks and ledger entries that were flushed and may be read again soon.
 
-Most reads are of recent writes. All kinds share one bound, and the oldest go first, whatever they
-are: a node that keeps only one kind has all of the room for it.
+Most reads are of recent writes. Both kinds share one bound, and the oldest items leave first,
+whatever their kind. So a node that has only one kind uses all of the memory for it.
 
 Source: docs/sources/s3stream.md (b) ("LogCache": what was uploaded stays until room is wanted).
 """
@@ -17,9 +17,9 @@ RECENT_COST = 1024
 objects."""
 
 KEPT_TIMES = 2
-"""Of its own size, the most that a kept view may keep alive. A read of a socket has 64 KiB, so at
-most half of that is copied, in some microseconds. A frame with most of a read, or with a buffer of
-its own, is kept as it came."""
+"""A view is copied if it keeps more than this many times its own bytes in memory. A read from a
+socket has 64 KiB, so at most half of that is copied, in some microseconds. A frame that fills most
+of a read, or has a buffer of its own, is kept without a copy."""
 
 
 class RecentRoom:
@@ -49,11 +49,11 @@ class RecentRoom:
 
 
 def own_bytes(view: memoryview) -> memoryview:
-    """Bytes that will be kept, without much more than themselves: a view that keeps over
-    KEPT_TIMES its own bytes alive is copied.
+    """The bytes of a view, as a copy if the view keeps more than KEPT_TIMES its own bytes in
+    memory.
 
-    A small frame arrives together with others, in one read of a socket. What is kept of it would
-    keep all of that read, which no bound counts.
+    A small frame arrives together with others, in one read from a socket. A view of the small frame
+    would keep all bytes of that read in memory, and no bound counts them.
     """
     if memoryview(view.obj).nbytes <= KEPT_TIMES * view.nbytes:
         return view

@@ -10,8 +10,8 @@ without another copyset are refused and retry; they never break the rule for spr
 
 A node that an operator made read-only takes no block with a body. From recoveries it takes the
 blocks that end an epoch: plugs, and new envelopes of its own blocks. A node with a nearly full disk
-takes blocks of recoveries, and numbered blocks up to half of its reserve. Both are sealed and read
-as ever.
+takes blocks of recoveries, and numbered blocks up to half of its reserve. Both kinds of nodes still
+take seals and serve reads.
 
 Source: docs/design.md §5; docs/sources/logdevice.md 2.4 ("rejecting stores based on copyset"), 2.7.
 """
@@ -56,15 +56,24 @@ def refusal_of(
     held = engine.cache.get(header.log)
     is_rebuilt = bool(block.envelope.flags & EnvelopeFlag.REBUILT)
     if is_rebuilt:
-        # A donor moves settled blocks only, so no seal speaks against one. It may have missed how
-        # the epoch ended: what became a hole meanwhile must not be acknowledged and then dropped.
+        # A donor moves settled blocks only, so a seal is no reason against its block. But the donor
+        # may not know how the epoch ended, and a block that became a hole must not be acknowledged
+        # and then dropped.
         if held is not None and not held.counts_block(block):
             return StoreRefusal(wave, header.log, Refusal.SEALED, held.ends[epoch].seal)
+        # Main storage may have lost the block, and the donor counts on this copy. A trimmed block
+        # and an envelope are acknowledged: no copy is wanted.
+        if held is not None and block.body and held.trim < header.last <= held.gone:
+            return StoreRefusal(wave, header.log, Refusal.LET_GO)
     elif not engine.seals.admits(header.log, epoch, seal_epoch):
         return StoreRefusal(wave, header.log, Refusal.SEALED, engine.seals.of(header.log))
     elif not seal_epoch and held is not None and epoch <= held.clean:
         # Recovered while this node was away, so it never sealed it.
         return StoreRefusal(wave, header.log, Refusal.SEALED, held.clean + 1)
+    elif held is not None and held.is_outdated(seal_epoch):
+        # Race: a higher epoch was recovered while this node was away, so this node has no higher
+        # seal. If it held no block of an epoch, it knows no end by which a late copy would lose.
+        return StoreRefusal(wave, header.log, Refusal.SEALED, held.ruling)
     if engine.rebuilding and (rebuilt := engine.rebuilding.intersection(block.envelope.copyset)):
         return StoreRefusal(wave, header.log, Refusal.REBUILDING, min(rebuilt))
     if engine.unsure and header.log != EVENT_LOG:
@@ -73,11 +82,19 @@ def refusal_of(
         return StoreRefusal(wave, header.log, Refusal.FULL)
     # A plug or an amend has no body. An epoch's end can lie on its own nodes only, like its seal.
     is_end = bool(seal_epoch) and not block.body
-    if (engine.read_only and not is_end) or (
-        not seal_epoch and engine.low_space and not engine.disk.takes(engine.unflushed_bytes + size)
+    # A donor's envelope keeps nothing new. Without it no copy leaves this node, and no copy beside
+    # this node's is made anew.
+    is_moved = is_rebuilt and not block.body
+    if (engine.read_only and not (is_end or is_moved)) or (
+        not seal_epoch
+        and not is_moved
+        and engine.low_space
+        and not engine.disk.takes(engine.unflushed_bytes + size)
     ):
         return StoreRefusal(wave, header.log, Refusal.NO_SPACE)
-    is_first = not seal_epoch and (block.envelope.wave == 1 or is_rebuilt)
+    # On a node that takes no records, no first wave has space, and no append waits for the WAL.
+    is_excused = is_moved and bool(engine.read_only or engine.low_space)
+    is_first = not seal_epoch and not is_excused and (block.envelope.wave == 1 or is_rebuilt)
     if (is_full and is_first) or not engine.cache_takes(size, by_recovery=bool(seal_epoch)):
         reason = Refusal.NO_SPACE if engine.is_out_of_space or engine.low_space else Refusal.FULL
         return StoreRefusal(wave, header.log, reason)

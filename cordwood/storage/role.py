@@ -133,7 +133,7 @@ class StorageRole:
             raise Malformed(f"a storage node takes no frame of kind {kind}")
 
     def tell_space(self) -> None:
-        """There is room again: tell every connection that stores here."""
+        """Tell every connection that stores here that there is free space again."""
         for connection, session in self._sessions.items():
             self._answer_soon(connection, session)
 
@@ -143,12 +143,12 @@ class StorageRole:
         self._gate.drop_connection(connection)
 
     async def mark(self, connection: Connection, call: Marks) -> SealReply | DoneReply | TrimReply:
-        """Do what changes a log here for good, once it is known to be true.
+        """Carry out a call that changes a log here for good, after a check that its claim is true.
 
         Raises:
             Rejected: the epoch was never handed out, or the call contradicts itself.
             AccessDenied: a client trims a log that it may not append to.
-            Unreachable: a client says that something is released which no sequencer confirms.
+            Unreachable: a client names a release that no sequencer confirms.
             Retryable: the metadata store does not say.
         """
         match call:
@@ -167,6 +167,8 @@ class StorageRole:
                 # A log's first epoch is handed out with its first nodeset.
                 if call.epoch > 1:
                     await self._check_epoch(call.log, call.epoch)
+                if call.begins:
+                    self._engine.check_unrecorded(call.log, call.epoch)
                 await self._engine.tell_nodesets(call.log, call.epoch, call.history)
                 return DoneReply()
             case TellProducers():
@@ -266,7 +268,7 @@ class StorageRole:
                 return await self._search.size(call)
 
     def epoch_end(self, call: AskEpoch) -> EpochReply:
-        """How an epoch was recovered, if this node was told.
+        """The end of an epoch, if this node was told it.
 
         Raises:
             Retryable: it does not know, and lost records: it may have been told.

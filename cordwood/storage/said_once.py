@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import re
+from collections.abc import Collection
 
 _FIGURES = re.compile(r"\d+")
 
@@ -31,3 +32,25 @@ class SaidOnce:
         if self._last:
             self._last = ""
             self._logger.info("%s", text)
+
+
+class SaidOfEach:
+    """`SaidOnce` for each of many logs or other things by number; kept of those in trouble only."""
+
+    def __init__(self, logger: logging.Logger) -> None:
+        self._logger = logger
+        self._said: dict[int, SaidOnce] = {}
+
+    def warning(self, number: int, text: str) -> None:
+        """As `SaidOnce.warning`, for one of them."""
+        self._said.setdefault(number, SaidOnce(self._logger)).warning(text)
+
+    def over(self, number: int, text: str) -> None:
+        """As `SaidOnce.over`, for one of them."""
+        said = self._said.pop(number, None)
+        if said is not None:
+            said.over(text)
+
+    def keep(self, numbers: Collection[int]) -> None:
+        """Forget all but these."""
+        self._said = {each: said for each, said in self._said.items() if each in numbers}

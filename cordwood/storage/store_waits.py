@@ -1,4 +1,5 @@
-"""How long stores of foreground work take on this node, for work that gives way to it.
+"""Measures the time that stores of foreground work take on this node. Background work slows down by
+it.
 
 Source: docs/protocol/rebuilding.md (pace).
 """
@@ -16,7 +17,7 @@ class StoreWaits:
 
     @property
     def stores(self) -> int:
-        """How many since then."""
+        """The number of stores since the last `take`."""
         return self._stores
 
     def add(self, seconds: float) -> None:

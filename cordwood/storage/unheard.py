@@ -1,9 +1,9 @@
-"""What callers say of epochs that this node has not heard of.
+"""Claims of callers about epochs that this node has not heard of.
 
 Releases and stores wait here until `storage.claims` has asked the epoch store whether the epoch was
-handed out. A node meets this once, if it was away while an epoch began. A faulty caller meets it
-too: a block of an epoch that was never handed out would release the log up to its LNG, and its
-time would decide what retention trims.
+handed out. This happens once for a node that was away while an epoch began. It also stops faulty
+callers: a block of an epoch that was never handed out would release the log up to its LNG, and its
+time would decide which records retention trims.
 
 If the epoch store does not answer, a store is taken like a seal: up to SEAL_AHEAD_MAX epochs ahead.
 Appends must go on without the metadata store, and the sender may have no other node.
@@ -23,12 +23,13 @@ if TYPE_CHECKING:
 
 SEAL_AHEAD_MAX = 1024
 """A seal may lie this many epochs above the last epoch that the epoch store told this node, before
-the store is asked again. Nodes that were down for long exceed it, and faulty callers. It is not
-measured from earlier claims: seal by seal that led past every epoch that a sequencer may skip."""
+the store is asked again. Seals sent to nodes that were down for long exceed it, and seals of faulty
+callers. It is not measured from earlier claims, because then many seals could raise the epoch step
+by step without a bound."""
 
 WAITING_MAX = 16_384
-"""Logs that wait for the epoch store. A release of one more is dropped: sequencers say releases
-again, and whenever this node connects."""
+"""The most logs that wait for the epoch store. A release of a further log is dropped: sequencers
+send releases again, also each time that this node connects."""
 
 HELD_BYTES_MAX = 64 << 20
 """The most waiting stores. A further store is refused as by a full node, and its sender tries
@@ -40,11 +41,11 @@ Told = Callable[[Refusal | None], None]
 
 @dataclass(slots=True)
 class Claim:
-    """What waits for one log.
+    """The claims that wait for one log.
 
     Attributes:
-        released: the highest claimed release, 0 for none. stores: the epoch of each waiting store,
-            and its callback.
+        released: the highest claimed release, 0 for none.
+        stores: the epoch of each waiting store, and its callback.
     """
 
     released: int = 0
@@ -71,7 +72,7 @@ class Unheard:
         return len(self._waiting)
 
     def add_release(self, log: int, lsn: int) -> None:
-        """A caller says that readers may see up to `lsn`."""
+        """Take a caller's claim that readers may see up to `lsn`."""
         claim = self._claim(log)
         if claim is not None:
             claim.released = max(lsn, claim.released)
@@ -90,7 +91,8 @@ class Unheard:
         blocks: Sequence[StoredBlock],
         settled: Callable[[Sequence[StoreRefusal]], None],
     ) -> bool:
-        """Have a store wait if it has a block of an unknown epoch; False if it has none."""
+        """Let a store wait if it has a block of an unknown epoch. Returns False if it has no such
+        block."""
         logs = engine.cache.logs
         for block in blocks:
             log, epoch = block.header.log, block.header.first >> 32
@@ -127,7 +129,7 @@ class Unheard:
         return known if held is None else max(known, held.released >> 32, held.nodesets[0])
 
     def tell(self, log: int, newest: int) -> None:
-        """The epoch store answered: `newest` was handed out last, 0 for none."""
+        """Take the answer of the epoch store: `newest` was handed out last, 0 for none."""
         self._assumed.pop(log, None)
         if newest:
             self.told[log] = max(newest, self.told.get(log, 0))

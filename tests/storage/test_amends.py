@@ -448,6 +448,30 @@ class TestOneBody:
 
 
 @as_scenario(run)
+async def test_a_nearly_full_disk_flushes_envelopes_whose_bodies_it_could_not_write_again() -> None:
+    """The flush waited for space for the bodies too, so the node took nothing any more."""
+    made = await Made.new(ring=8 << 20)
+    blocks = [packed(at(esn), BODY) for esn in range(1, 49)]
+    for block in blocks:
+        made.store(block)
+        await turns()
+    await flush(made)
+    engine = made.engine
+    engine.disk.on_free(1 << 20, 8 << 20)
+    engine.low_space = "nearly full"
+    moved = Envelope((4, 5, 6), 2, 0, 0, EnvelopeFlag.REBUILT)
+    for block in blocks:
+        settled = amend(made, block[:HEADER_BYTES] + pack_envelope(moved))
+        await settle(made, settled)
+        assert settled == [()]
+    async with flushing(made) as flusher, asyncio.timeout(20):
+        await flusher.flush()
+    assert not engine.is_out_of_space
+    assert engine.unflushed_bytes == 0
+    assert await held(made) == [AMENDED] * len(blocks)
+
+
+@as_scenario(run)
 async def test_directory_and_sizes_count_the_envelope_alone() -> None:
     made = await Made.new(storage=SPREAD)
     block = packed(at(1), BODY)

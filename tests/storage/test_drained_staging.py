@@ -43,7 +43,7 @@ async def test_a_drain_waits_for_what_is_staged_and_has_no_other_place(
 ) -> None:
     async with cluster.client(timeout_s=30) as store:
         staged = await store.stage("log", [b"1"])
-        await order(cluster, 3, RebuildOrder.DRAIN)
+        await order(cluster, 3, RebuildOrder.DRAIN, forced=True)
         await asyncio.sleep(20)
         assert not is_empty(cluster, 3)
         donors = [cluster.running[NodeId(n)]._rebuild._donor.state().blocked for n in (1, 2, 3)]

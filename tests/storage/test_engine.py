@@ -115,7 +115,7 @@ class TestSeal:
         await turns()
         assert ahead == [()]
         assert len(made.held()) == 1
-        assert await sealing == SealReply({1: at(2)}, 77)
+        assert await sealing == SealReply({1: at(2)}, 77, begun=1)
 
     @as_scenario(run)
     async def test_stores_behind_it_are_refused_at_once_although_it_is_not_durable_yet(
@@ -184,6 +184,26 @@ class TestSeal:
         assert reply.lngs == {2: at(8, epoch=2), 4: at(6, epoch=4)}
 
     @as_scenario(run)
+    async def test_it_tells_of_records_of_its_own_epoch_after_a_flush_and_a_start_too(self) -> None:
+        made = await Made.new()
+        assert (await made.engine.seal(LOG, 2, 0)).begun == 0, "a seal begins no epoch"
+        assert (await made.engine.seal(LOG, 2, 0)).begun == 0
+        made.store(packed(at(1, epoch=2)))
+        await turns()
+        assert (await made.engine.seal(LOG, 2, 0)).begun == 2
+        await made.crash(random.Random(1))
+        assert (await made.engine.seal(LOG, 2, 0)).begun == 2
+        await flush(made)
+        assert made.held() == []
+        await made.crash(random.Random(1))
+        assert (await made.engine.seal(LOG, 2, 0)).begun == 2
+        with pytest.raises(Fenced, match="epoch 2 began before") as fenced:
+            made.engine.check_unrecorded(LOG, 1)
+        assert fenced.value.epoch == 2
+        made.engine.check_unrecorded(LOG, 3)
+        made.engine.check_unrecorded(LOG + 1, 1)
+
+    @as_scenario(run)
     async def test_a_disk_that_stalls_ends_the_seal_in_time_and_keeps_it(self) -> None:
         made = await Made.new(by_hand=True)
         now = asyncio.get_running_loop().time
@@ -247,6 +267,50 @@ class TestClean:
         assert fenced.value.epoch == 6
         assert made.engine.cache.log(LOG).clean == 0
 
+    @pytest.mark.parametrize("crashes", [False, True])
+    @as_scenario(run)
+    async def test_a_clean_of_a_recovery_that_is_over_is_refused(self, *, crashes: bool) -> None:
+        """Epoch 2 slept before it told the nodes how epoch 1 ended. Epoch 3 recovered that epoch
+        otherwise and released, and this node took no part in that."""
+        made = await Made.new()
+        made.store(*(packed(at(esn)) for esn in (1, 2, 3)))
+        await turns()
+        await made.engine.seal(LOG, 2, 0)
+        late = EpochEnd(2, at(1))
+        made.engine.release(LOG, at(0, epoch=3))
+        if crashes:
+            await made.engine.purge(LOG, 2, 0, 0)
+            await made.crash(random.Random(1))
+            made.engine.release(LOG, at(0, epoch=3))
+        with pytest.raises(Fenced, match="the recovery by epoch 2 is over") as fenced:
+            await made.engine.clean(LOG, 1, late)
+        assert fenced.value.epoch == 3
+        assert made.engine.unclean_epochs(LOG)[0] == [1], "it asks a peer how the epoch ended"
+        assert len(made.held()) == 3
+        await made.engine.purge(LOG, 1, 3, at(3))
+        assert len(made.held()) == 3
+
+    def test_a_taken_clean_of_a_recovery_that_is_over_is_caught(self) -> None:
+        with (
+            planted(find_bug("outdated-recovery-cleans")),
+            pytest.raises(pytest.fail.Exception, match="DID NOT RAISE"),
+        ):
+            self.test_a_clean_of_a_recovery_that_is_over_is_refused(crashes=False)
+
+    @as_scenario(run)
+    async def test_a_clean_that_was_carried_out_is_answered_again_after_the_release(self) -> None:
+        made = await Made.new()
+        end = EpochEnd(3, at(1), attempt=2)
+        await made.engine.seal(LOG, 3, 0)
+        await made.engine.clean(LOG, 1, end)
+        made.engine.release(LOG, at(0, epoch=3))
+        used = made.engine.wal.used_bytes
+        await made.engine.clean(LOG, 1, end)
+        assert made.engine.wal.used_bytes == used
+        with pytest.raises(Fenced) as fenced:  # an earlier attempt, with another outcome
+            await made.engine.clean(LOG, 1, EpochEnd(3, at(2), attempt=1))
+        assert fenced.value.epoch == 3
+
     @as_scenario(run)
     async def test_what_producers_wrote_is_told_to_the_recovery_after_one_that_came_no_further(
         self,
@@ -300,6 +364,49 @@ class TestPurge:
         later = made.store(packed(at(1, epoch=4)))
         await turns()
         assert later == [()]
+
+    @pytest.mark.parametrize(
+        ("seal", "crashes"),
+        [(2, False), (3, False), (2, True)],
+        ids=["outdated", "earlier attempt", "outdated, after a crash"],
+    )
+    @as_scenario(run)
+    async def test_what_a_recovery_stores_late_is_refused_if_the_recovery_is_over(
+        self, *, seal: int, crashes: bool
+    ) -> None:
+        """The recovery under `seal` slept between its digest and its mend. Epoch 3 recovered the
+        same epoch otherwise, without this node, and released. A bridge taken here would hide an
+        acknowledged record from readers that hear this node and one more."""
+        made = await Made.new()
+        await made.engine.seal(LOG, seal, 0)
+        made.engine.release(LOG, at(0, epoch=3))
+        assert made.engine.unclean_epochs(LOG) == ([], 2), "it asks no peer how they ended"
+        await made.engine.purge(LOG, 2, 0, 0)
+        if crashes:
+            await made.crash(random.Random(1))
+            assert made.engine.cache.log(LOG).released == 0, "the WAL has no release"
+        bridge = packed(at(4), kind=BlockKind.BRIDGE, seal=seal)
+        assert made.store(bridge, seal=seal) == [(sealed_by(3),)]
+        await turns()
+        assert made.held() == []
+
+    @as_scenario(run)
+    async def test_a_recovery_stores_again_in_an_epoch_that_its_first_attempt_ended(self) -> None:
+        made = await Made.new()
+        made.engine.release(LOG, at(0, epoch=2))
+        await made.engine.seal(LOG, 3, 0)
+        await made.engine.clean(LOG, 2, EpochEnd(3, at(0, epoch=2)))
+        assert made.engine.cache.log(LOG).clean == 2
+        bridge = packed(at(1, epoch=2), kind=BlockKind.BRIDGE, seal=3, wave=2)
+        settled = made.store(bridge, seal=3, wave=2)
+        await turns()
+        assert (settled, made.held()) == ([()], [bridge])
+
+    def test_taken_stores_of_an_outdated_recovery_are_caught(self) -> None:
+        with planted(find_bug("outdated-recovery-stores")), pytest.raises(AssertionError):
+            self.test_what_a_recovery_stores_late_is_refused_if_the_recovery_is_over(
+                seal=2, crashes=False
+            )
 
     @as_scenario(run)
     async def test_a_store_ahead_of_the_end_in_the_wal_is_judged_by_it_and_replay_agrees(

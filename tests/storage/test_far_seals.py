@@ -28,7 +28,7 @@ def test_an_answer_tells_of_the_epochs_that_are_held_and_no_others() -> None:
         made.engine.release(LOG, make_lsn(3, 9))
         return await made.engine.seal(LOG, EPOCH_MAX, 0)
 
-    assert run(scenario) == SealReply({3: make_lsn(3, 9)}, 0)
+    assert run(scenario) == SealReply({3: make_lsn(3, 9)}, 0, begun=3)
 
 
 @as_scenario(simulate)

@@ -39,6 +39,8 @@ from cordwood.sim.planted.ledger_repairs import BUGS
 WHOLE_S = 200
 """Some looks for marks, and the grace of an open ledger."""
 
+DAY_US = 86_400_000_000
+
 TWO_RACKS = {1: "a", 2: "a", 3: "b", 4: "b"}
 
 Scene = Callable[[ClusterAtHand], Awaitable[None]]
@@ -267,6 +269,35 @@ async def a_node_is_drained_whose_ledgers_are_written(cluster: ClusterAtHand) ->
         assert all(drained not in each.nodes for each in found.fragments)
 
 
+async def a_drain_takes_long(cluster: ClusterAtHand) -> None:
+    """Closed ledgers leave the node meanwhile. The writer of an open ledger goes on there, and is
+    not shut out."""
+    async with cluster.client() as store:
+        closed = await store.ledgers.create(ensemble=2, write=2, ack=2)
+        drained = closed.metadata.newest.nodes[0]
+        lives = closed
+        while lives is closed or drained not in lives.metadata.newest.nodes:
+            lives = await store.ledgers.create(ensemble=2, write=2, ack=2)
+        for made in (closed, lives):
+            await made.append_many(payloads(20))
+        await closed.close()
+        used = {*closed.metadata.newest.nodes, *lives.metadata.newest.nodes}
+        away = next(node for node in sorted(cluster.running) if node not in used)
+        cluster.kill(away)  # it has to give, so the drain waits for it
+        await order(cluster, drained, RebuildOrder.DRAIN)
+        async with asyncio.timeout(WHOLE_S):
+            while drained in (await store.ledgers.metadata(closed.ledger_id)).newest.nodes:  # noqa: ASYNC110 - a store has no event for it
+                await asyncio.sleep(2)
+        await asyncio.sleep(100)  # looks, and the grace of an open ledger
+        (entry,) = (await store.rebuilding(donors=False)).lost
+        assert not entry.is_empty
+        assert await lives.append(b"more") == 20
+        assert drained in lives.metadata.newest.nodes
+        assert await marked(cluster) == []
+        await lives.close()
+        await until_whole(cluster, store, closed.ledger_id, timeout_s=WHOLE_S)
+
+
 async def a_ledger_is_larger_than_a_wal(cluster: ClusterAtHand) -> None:
     """Its copies fill the node that gets them, faster than that flushes."""
     async with cluster.client() as store:
@@ -439,6 +470,24 @@ async def a_member_is_back_before_the_writer_names_it_once_more(cluster: Cluster
         assert [each.payload for each in await opened.read(0, 20)] == payloads(21)
 
 
+async def a_mark_is_from_a_clock_that_is_ahead(cluster: ClusterAtHand) -> None:
+    """The clock of the auditor is a day ahead, whichever node that is, and is then set right."""
+    async with cluster.client() as store:
+        left = await store.ledgers.create(**E3)
+        await left.append_many(payloads(20))
+        left.abandon()
+        lost = left.metadata.newest.nodes[0]
+        lose_disk(cluster, lost)
+        clocks = [cluster.machine(node).clock for node in cluster.running]
+        for clock in clocks:
+            clock.step(DAY_US)
+        await call_lost(cluster, lost)
+        await until(lambda: bool(cluster.metadata.data.listed("ledger-marks/")), timeout_s=WHOLE_S)
+        for clock in clocks:
+            clock.step(-DAY_US)
+        await until_whole(cluster, store, left.ledger_id, timeout_s=WHOLE_S)
+
+
 SCENES: dict[str, Scene] = {
     "ledger-repair-last-fragment": a_node_is_lost,
     "ledger-repair-unmarked": a_node_is_back_before_anybody_looks,
@@ -451,11 +500,13 @@ SCENES: dict[str, Scene] = {
     "ledger-repair-gives-up": a_ledger_takes_longer_than_a_repair_without_progress,
     "ledger-repair-waits-for-no-flush": a_ledger_is_larger_than_a_wal,
     "ledger-repair-drained-stays": a_node_is_drained_whose_ledgers_are_written,
+    "ledger-repair-drain-unmarked": a_drain_takes_long,
     "ledger-repair-copies-first": a_node_of_a_repair_loses_its_disk,
     "ledger-repair-of-another-run": a_node_restarts_before_it_is_named_in_a_changed_ledger,
     "ledger-repair-named-twice": another_repair_names_the_node_first,
     "ledger-repair-misses-others": a_node_loses_its_disk_and_another_repair_names_it,
     "ledger-repair-forgets-fences": a_member_is_back_before_the_writer_names_it_once_more,
+    "ledger-repair-mark-ahead": a_mark_is_from_a_clock_that_is_ahead,
     "ledger-recovery-copies-first": a_node_of_a_recovery_loses_its_disk,
     "ledger-check-metadata-first": a_writer_goes_on_elsewhere_before_a_check_hears_its_lac,
     "ledger-check-believes": a_node_lost_entries_without_a_word,

@@ -6,11 +6,15 @@ import asyncio
 
 import pytest
 from cluster_at_hand import ClusterAtHand, simulate, until
-from rebuild_scene import call_lost, lose_disk
+from rebuild_scene import call_lost, lose_disk, order
 from scenarios import as_scenario
+from swaps import swap
 
+from cordwood.admin.ledger_autorecovery import REPAIR_S, LedgerAutorecovery
+from cordwood.client.admin.named_ledgers import NamedLedgers
 from cordwood.client.store import Store
-from cordwood.errors import Malformed, Rejected
+from cordwood.errors import Malformed, Rejected, TooFewNodes
+from cordwood.layout.message_rebuilding import RebuildOrder
 from cordwood.ledger import LedgerMetadata, LedgerState
 from cordwood.metadata.ledger_marks import LedgerMarks
 from cordwood.nodes import NodeId
@@ -118,6 +122,88 @@ class TestLostNode:
             numbers = [made.ledger_id for made in (closed, idle)]
             await until_whole(cluster, store, *numbers)
 
+    @as_scenario(simulate, nodes=5, storage=UNFLUSHED)
+    async def test_two_nodes_are_taken_out_one_after_the_other(
+        self, cluster: ClusterAtHand
+    ) -> None:
+        """As the documentation says: each is drained, and stopped when no ledger names it."""
+        async with cluster.client() as store:
+            made = await store.ledgers.create(ensemble=2, write=2, ack=2)
+            await made.append_many(payloads(30))
+            await made.close()
+            for node in made.metadata.newest.nodes:
+                await order(cluster, node, RebuildOrder.DRAIN)
+                naming = NamedLedgers(store.ledgers, NodeId(node))
+                async with asyncio.timeout(200):
+                    while await naming.look():  # noqa: ASYNC110 - a store has no event for it
+                        await asyncio.sleep(2)
+                lost = (await store.rebuilding(donors=False)).lost
+                (entry,) = (each for each in lost if each.node == node)
+                assert entry.is_empty
+                lose_disk(cluster, node)
+            opened = await store.ledgers.open(made.ledger_id)
+            assert [each.payload for each in await opened.read(0, 29)] == payloads(30)
+
+    @as_scenario(simulate, nodes=5, storage=UNFLUSHED, rebuild_after_s=1200.0)
+    async def test_a_node_that_is_lost_again_is_looked_for_at_once(
+        self, cluster: ClusterAtHand
+    ) -> None:
+        """Ledgers that were made in between were marked up to ten minutes later."""
+        async with cluster.client() as store:
+            first = await store.ledgers.create(**E3)
+            await first.append_many(payloads(3))
+            await first.close()
+            lost = first.metadata.newest.nodes[0]
+            for _ in range(2):
+                lose_disk(cluster, lost)
+                await call_lost(cluster, lost)
+                await until_whole(cluster, store, first.ledger_id, timeout_s=200)
+                cluster.keep_starting(lost)
+                await until(lambda: lost in cluster.running, timeout_s=200)
+                await asyncio.sleep(35)  # the auditor looks while it is back
+                await store.ledgers.delete(first.ledger_id)
+                while lost not in first.metadata.newest.nodes or first.is_ended:
+                    first = await store.ledgers.create(**E3)
+                await first.append_many(payloads(3))
+                await first.close()
+
+    @as_scenario(simulate, nodes=6, storage=UNFLUSHED)
+    async def test_ledgers_are_marked_while_all_nodes_work_at_large_ones(
+        self, cluster: ClusterAtHand
+    ) -> None:
+        """A node looked for lost nodes again when its repairs were over, hours later."""
+
+        async def takes_long(
+            self: LedgerAutorecovery, store: Store, mark: Mark, version: int,
+            metadata: LedgerMetadata, patience: asyncio.Timeout, *, older: bool = False,
+        ) -> None:  # fmt: skip
+            while True:
+                patience.reschedule(asyncio.get_running_loop().time() + REPAIR_S)
+                await asyncio.sleep(REPAIR_S / 2)
+
+        async with cluster.client() as store:
+            with pytest.MonkeyPatch.context() as patched:
+                swap(patched, LedgerAutorecovery._copy, takes_long)
+                for _ in range(16):
+                    made = await store.ledgers.create(**E3)
+                    await made.append(b"one")
+                    await made.close()
+                lost, next_lost = made.metadata.newest.nodes[:2]
+                lose_disk(cluster, lost)
+                await call_lost(cluster, lost)
+                await asyncio.sleep(200)
+                before = await marked(cluster)
+                assert len(await cluster.metadata.leases("ledger-repair/")) >= 5, "all nodes work"
+                while next_lost not in made.metadata.newest.nodes or made.ledger_id in before:
+                    made = await store.ledgers.create(**E3)
+                    await made.append(b"one")
+                    await made.close()
+                    before = await marked(cluster)
+                lose_disk(cluster, next_lost)
+                await call_lost(cluster, next_lost)
+                await asyncio.sleep(150)
+                assert made.ledger_id in await marked(cluster)
+
     @as_scenario(simulate, nodes=6, storage=UNFLUSHED)
     async def test_it_goes_on_where_the_node_that_repaired_stops(
         self, cluster: ClusterAtHand
@@ -193,6 +279,44 @@ class TestLostNode:
             told = [each async for each in store.ledgers.under_replicated()]
             assert [(each.ledger, each.nodes) for each in told] == [(made.ledger_id, (2,))]
             assert (await store.ledgers.autorecovery()).auditor.startswith("node ")
+
+    @as_scenario(simulate, nodes=5, storage=UNFLUSHED)
+    async def test_a_drained_node_gets_no_copies(self, cluster: ClusterAtHand) -> None:
+        """It was named then, and its drain began anew."""
+        async with cluster.client() as store:
+            made = await store.ledgers.create(ensemble=3, write=3, ack=2)
+            await made.append_many(payloads(30))
+            await made.close()
+            lost, *others = made.metadata.newest.nodes
+            drained, spare = {1, 2, 3, 4, 5} - {lost, *others}
+            cluster.kill(spare)
+            cluster.kill(lost)
+            await asyncio.sleep(30)  # until it is known to be dead
+            for more in ({"nodes": [lost, drained]}, {"nodes": [lost], "avoids": [drained]}):
+                with pytest.raises(TooFewNodes):
+                    await store.ledgers.repair(made.ledger_id, **more)
+            assert await store.ledgers.repair(made.ledger_id, nodes=[lost]) == {lost: drained}
+
+    @as_scenario(simulate, nodes=6, storage=UNFLUSHED)
+    async def test_so_does_a_node_that_is_still_being_drained(self, cluster: ClusterAtHand) -> None:
+        async with cluster.client() as store:
+            made = await store.ledgers.create(ensemble=3, write=3, ack=2)
+            await made.append_many(payloads(30))
+            await made.close()
+            lost, *others = made.metadata.newest.nodes
+            drained, *spares = sorted({1, 2, 3, 4, 5, 6} - {lost, *others})
+            for spare in spares:
+                cluster.kill(spare)
+            for node in cluster.running.values():
+                # As while its blocks are still moved elsewhere.
+                role = node._ledgers._autorecovery
+                role._leaving = lambda: frozenset({NodeId(drained)})
+            lose_disk(cluster, lost)
+            await LedgerMarks(cluster.metadata).add(Mark(made.ledger_id, (lost,), 0))
+            await asyncio.sleep(200)
+            found = await store.ledgers.metadata(made.ledger_id)
+            assert found.newest.nodes == made.metadata.newest.nodes
+            assert await marked(cluster) == [made.ledger_id]
 
 
 class TestOpenLedger:
@@ -318,3 +442,35 @@ class TestMarks:
         await cluster.metadata.compare_and_set(key, value, found.version)
         with pytest.raises(Malformed, match="ledger-marks"):
             await marks.get(7)
+
+
+@as_scenario(simulate, nodes=5, storage=StorageSettings(rebuild_bytes_s=50_000))
+async def test_ledgers_leave_a_node_that_is_drained_again_within_one_look(
+    cluster: ClusterAtHand,
+) -> None:
+    """The same nodes were drained at both looks, so ledgers that were made in between stayed for
+    ten minutes."""
+
+    async def closed_there(store: Store) -> int:
+        """The client hears after some seconds that the node takes ledgers again."""
+        while True:
+            made = await store.ledgers.create(**E3)
+            await made.append_many(payloads(3))
+            await made.close()
+            if leaves in made.metadata.newest.nodes:
+                return made.ledger_id
+            await asyncio.sleep(0.5)
+
+    leaves = NodeId(4)
+    async with cluster.client(timeout_s=30) as store:
+        for _ in range(600):  # so much that the drain goes on for minutes
+            await store.append("log-1", bytes(20_000))
+        await order(cluster, leaves, RebuildOrder.DRAIN)
+        await asyncio.sleep(65)  # it was looked for
+        await order(cluster, leaves, RebuildOrder.UNDRAIN)
+        ledger = await closed_there(store)
+        await order(cluster, leaves, RebuildOrder.DRAIN)
+        async with asyncio.timeout(150):
+            while leaves in (await store.ledgers.metadata(ledger)).newest.nodes:  # noqa: ASYNC110 - a store has no event for it
+                await asyncio.sleep(1)
+        assert not cluster.running[NodeId(1)]._rebuild.set.lost[0].is_empty

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
 
 import pytest
 from cluster_at_hand import ClusterAtHand, simulate, until
 from rebuild_scene import call_lost, lose_disk
 from scenarios import as_scenario
+from swaps import swap
 
 from cordwood.errors import OutcomeUnknown, Undecided
 from cordwood.layout.ledger_records import LedgerFlag
+from cordwood.ledger import Versioned
+from cordwood.metadata.ledger_marks import LedgerMarks
+from cordwood.metadata.ledgers import LedgerMetadataStore
+from cordwood.nodes import NodeId
 from cordwood.protocol.ledger_writer import WriterLimits
 from cordwood.settings import StorageSettings
 
@@ -110,3 +116,36 @@ class TestBegunAnew:
             network.partition(["client-1"], [f"node-{cut_off}"])
             with pytest.raises(OutcomeUnknown):
                 await made.append(b"behind the end")
+
+
+@as_scenario(simulate, nodes=5)
+async def test_a_ledger_that_an_empty_node_fences_is_marked(cluster: ClusterAtHand) -> None:
+    """A writer with an old member list named the node while it listed the ledgers. The node fenced
+    the ledger, and no mark led to its end."""
+    right = LedgerMetadataStore.all
+    async with cluster.client() as store:
+        made = await store.ledgers.create(ensemble=3, write=3, ack=2)
+        await made.append(b"one")
+        nodes = made.metadata.newest.nodes
+        empty = next(NodeId(n) for n in range(1, 6) if n not in nodes)
+        held = await store.ledgers._calls.get(made.ledger_id)
+        await asyncio.sleep(5)  # until all nodes know all others
+        lose_disk(cluster, empty)
+        await call_lost(cluster, empty)
+
+        async def lists(self: LedgerMetadataStore) -> AsyncIterator[Versioned]:
+            async for each in right(self):
+                yield each
+            changed = held.metadata.with_ensemble(1, (empty, *nodes[1:]))
+            await store.ledgers._calls.set(held.version, changed)
+
+        with pytest.MonkeyPatch.context() as patched:
+            swap(patched, LedgerMetadataStore.all, lists)
+            cluster.keep_starting(empty)
+            await until(lambda: empty in cluster.running, timeout_s=300)
+        found = await store.ledgers.metadata(made.ledger_id)
+        assert empty in found.newest.nodes
+        here = cluster.running[empty].engine.ledgers.get(made.ledger_id)
+        is_fenced = here is not None and bool(here.flags & LedgerFlag.FENCED)
+        marks = [each async for each in LedgerMarks(cluster.metadata).all()]
+        assert not is_fenced or marks == [made.ledger_id]

@@ -13,7 +13,7 @@ from scenarios import as_scenario
 from cordwood.admin import ledger_autorecovery
 from cordwood.client.ledgers.writable_ledger import WritableLedger
 from cordwood.client.store import Store
-from cordwood.errors import ChecksumMismatch, Corrupt
+from cordwood.errors import ChecksumMismatch, Corrupt, LedgerFenced, OutcomeUnknown
 from cordwood.layout.ledger_metadata import ledger_key
 from cordwood.layout.object_names import LEDGERS
 from cordwood.settings import StorageSettings, TierSettings
@@ -114,3 +114,18 @@ async def test_a_node_that_lost_records_does_not_leave_it_out(cluster: ClusterAt
         damage(cluster, (await closed(store)).ledger_id)
         with pytest.raises(Corrupt):
             await cluster.running[1]._ledgers.note_loss(is_anew=False)
+
+
+@as_scenario(simulate, nodes=5)
+async def test_its_writer_ends_once_it_has_to_change_the_metadata(cluster: ClusterAtHand) -> None:
+    """It tried five times a second, until its client closed."""
+    async with cluster.client(timeout_s=30) as store:
+        made = await store.ledgers.create(ensemble=3, write=3, ack=3)
+        await made.append(b"one")
+        damage(cluster, made.ledger_id)
+        cluster.kill(made.metadata.newest.nodes[0])
+        with pytest.raises(OutcomeUnknown, match="cannot be changed"):
+            await made.append(b"two")
+        assert made.is_ended
+        with pytest.raises(LedgerFenced, match="cannot be changed"):
+            await made.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -293,3 +294,41 @@ class TestEndedEpochs:
         assert (log.readable, log.is_behind) == (at(0, epoch=1), True)
         log.close_epoch(3, None)
         assert (log.readable, log.is_behind, log.clean) == (at(7, epoch=4), False, 3)
+
+
+class TestBegun:
+    def test_a_log_that_a_node_never_heard_of_has_none(self) -> None:
+        assert (CachedLog().recorded, CachedLog().begun) == (0, 0)
+
+    @pytest.mark.parametrize(
+        "change",
+        [
+            lambda log: log.insert(block(at(1, epoch=4))),
+            lambda log: log.release(at(0, epoch=4)),
+            lambda log: log.close_epoch(4, EpochEnd(5, at(0, epoch=4))),
+            lambda log: log.close_epoch(4, None),
+            lambda log: log.trim_to(at(7, epoch=4)),
+            lambda log: log.tier_to(at(7, epoch=4)),
+        ],
+        ids=["block", "release", "end", "over", "trim", "tier"],
+    )
+    def test_whatever_follows_from_records_counts(
+        self, change: Callable[[CachedLog], object]
+    ) -> None:
+        log = CachedLog()
+        log.insert(block(at(1, epoch=2)))
+        change(log)
+        assert (log.recorded, log.begun) == (4, 4)
+        after = CachedLog(log.state(seal=0))
+        assert (after.recorded, after.begun) == (4, 4), "after a start, too"
+
+    def test_it_does_not_fall_when_the_records_are_trimmed(self) -> None:
+        log = CachedLog()
+        log.insert(block(at(1, epoch=4)))
+        log.trim_to(at(1, epoch=4))
+        assert (len(log), log.recorded) == (0, 4)
+
+    def test_told_nodesets_are_of_an_epoch_that_began_and_are_no_records(self) -> None:
+        log = CachedLog()
+        log.tell_nodesets(4, b"")
+        assert (log.recorded, log.begun) == (0, 4)

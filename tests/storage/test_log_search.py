@@ -53,9 +53,9 @@ class TestWhatDoesNotCount:
     @as_scenario(run)
     async def test_a_copy_that_recovery_kept_is_found_behind_one_that_does_not_count(self) -> None:
         made = await left_over_in_logs_db()
-        # Recovery by the seal kept the third record after all, with its own envelope.
-        await made.engine.seal(LOG, 2, 1)
-        settled = made.store(packed(at(3), time_us=90, seal=2), seal=2)
+        # A recovery of epoch 1 once more, under a higher seal, kept the third record after all.
+        await made.engine.seal(LOG, 3, 0)
+        settled = made.store(packed(at(3), time_us=90, seal=3), seal=3)
         await turns()
         assert settled == [()]
         await flush(made)

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
 from cluster_at_hand import ClusterAtHand, simulate, until, values
-from rebuild_scene import call_lost, copies, healed, lose_disk, missing, order, put_records
+from rebuild_scene import call_lost, copies, healed, lose_disk, lost, missing, order, put_records
 from scenarios import as_scenario
 
+from cordwood.block import EnvelopeFlag
 from cordwood.errors import BadSetting, Rejected
 from cordwood.layout.message_rebuilding import RebuildOrder
 from cordwood.rebuilding import PARTS, Rebalancing, Transfer
-from cordwood.sim.planted import planted
+from cordwood.sim.holdings import held_blocks
+from cordwood.sim.planted import find_bug, planted
 from cordwood.sim.planted.bug import PlantedBug, at
 from cordwood.storage.rebuild.moves import Moves
 
@@ -169,3 +172,59 @@ async def test_copies_stay_spread_over_racks(cluster: ClusterAtHand) -> None:
     for nodes in (await copies(cluster)).values():
         assert len({node % 3 for node in nodes}) == 3
     await all_there(cluster)
+
+
+async def noted(cluster: ClusterAtHand) -> int:
+    """Moves that their donors noted and did not finish."""
+    found = 0
+    for node in cluster.running.values():
+        for log in sorted(node.engine.cache.logs):
+            blocks = await held_blocks(node.engine, log)
+            found += sum(bool(each.envelope.flags & EnvelopeFlag.MOVING) for each in blocks)
+    return found
+
+
+async def _untold(right: Any, self: Moves, node: int, wires: Any, *, amends: bool) -> Any:
+    """The other holders are not told of a noted move."""
+    is_told = amends and node != self._me
+    return "it is away" if is_told else await right(self, node, wires, amends=amends)
+
+
+async def taken_back(cluster: ClusterAtHand, *, restarts: bool) -> None:
+    """A drain is taken back after its node noted moves, and before it told the other holders."""
+    await put_records(cluster, LOGS, RECORDS)
+    await asyncio.sleep(1)
+    stopped = PlantedBug("untold", "moves stop half-way", at(Moves._send).around(_untold))
+    with planted(stopped):
+        await order(cluster, 5, RebuildOrder.DRAIN)
+        async with asyncio.timeout(60):
+            while not await noted(cluster):  # noqa: ASYNC110 - what it looks at has no event
+                await asyncio.sleep(0.1)
+        await order(cluster, 5, RebuildOrder.UNDRAIN)
+        await until(lambda: not lost(cluster))
+        if restarts:
+            cluster.kill(5)
+    if restarts:
+        await cluster.start(5)
+    await asyncio.sleep(60)
+
+
+@pytest.mark.parametrize("restarts", [False, True])
+@pytest.mark.parametrize("is_planted", [False, True])
+def test_a_noted_move_is_finished_although_its_drain_was_taken_back(
+    is_planted: bool, restarts: bool
+) -> None:
+    """The donor has no work by the set any more. It kept such a block under an envelope that no
+    other node knew, as one copy more, until the next node was lost."""
+
+    async def scenario(cluster: ClusterAtHand) -> None:
+        await taken_back(cluster, restarts=restarts)
+        if is_planted:
+            assert await noted(cluster)
+            return
+        assert not await noted(cluster)
+        assert not await missing(cluster)
+        await all_there(cluster)
+
+    with planted(find_bug("noted-move-left")) if is_planted else nullcontext():
+        simulate(scenario, nodes=5)

@@ -4,6 +4,7 @@ node holds their blocks any more."""
 from __future__ import annotations
 
 import asyncio
+from contextlib import nullcontext
 
 import pytest
 from cluster_at_hand import BUCKET, ClusterAtHand, others, read_all, simulate, values
@@ -13,7 +14,7 @@ from swaps import swap
 
 from cordwood.block import Record
 from cordwood.client.append.producer import Producer
-from cordwood.errors import Rejected
+from cordwood.errors import Overloaded, Rejected
 from cordwood.layout.message import DoneReply
 from cordwood.layout.message_rebuilding import TellProducers
 from cordwood.log_attributes import LogAttributes
@@ -158,6 +159,48 @@ def test_a_node_that_refuses_one_log_is_told_of_the_others(monkeypatch: pytest.M
         assert all(cluster.running[1].engine.trim_of(log) for log in (1, 2))
 
     simulate(scenario, nodes=5)
+
+
+@pytest.mark.parametrize("bug", ["", "refused-not-told-again"])
+def test_nodes_that_refuse_for_a_while_are_told_again(
+    monkeypatch: pytest.MonkeyPatch, bug: str
+) -> None:
+    """All WALs were full for some seconds as a donor was done. It reported that, and its own disk
+    was lost next."""
+    is_full = False
+    right = StorageRole.tell_producers
+
+    async def refuse(self: StorageRole, call: TellProducers) -> DoneReply:
+        if is_full:
+            raise Overloaded("the WAL is full")
+        return await right(self, call)
+
+    async def scenario(cluster: ClusterAtHand) -> None:
+        nonlocal is_full
+        async with cluster.client(timeout_s=30) as store:
+            stored = await store.append("log", b"once", producer=Producer(PRODUCER))
+            before = cluster.sequencer_of(1)
+            cluster.kill(before)
+            await asyncio.sleep(5)
+            last = await store.append("log", b"in the next epoch")
+            await cluster.start(before)
+            await asyncio.sleep(3)
+            await store.trim("log", last)
+        swap(monkeypatch, StorageRole.tell_producers, refuse)
+        for node in [*others(cluster), cluster.sequencer_of(1)]:
+            is_full = True
+            lose_disk(cluster, node)
+            await call_lost(cluster, node)
+            await asyncio.sleep(10)
+            is_full = False
+            cluster.keep_starting(node)
+            await healed(cluster)
+        async with cluster.client(timeout_s=30) as store:
+            again = await store.append("log", b"once", producer=Producer(PRODUCER))
+        assert (again == stored) is not bool(bug)
+
+    with planted(find_bug(bug)) if bug else nullcontext():
+        simulate(scenario, nodes=5)
 
 
 def test_the_planted_bug_is_caught() -> None:

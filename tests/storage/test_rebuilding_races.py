@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from contextlib import nullcontext
 
 import pytest
 from cluster_at_hand import BUCKET, ClusterAtHand, simulate, until, values
-from rebuild_scene import call_lost, copies, healed, lose_disk, missing, put_records
+from rebuild_scene import call_lost, copies, healed, lose_disk, missing, order, put_records
 from swaps import swap
 
 from cordwood.admin.replicated_events import ClusterEvents
@@ -19,7 +20,7 @@ from cordwood.log_attributes import LogAttributes
 from cordwood.metadata.epoch_store import EpochStore
 from cordwood.nodes import Authority, NodeId
 from cordwood.protocol.event_log import Outcome, authority_of
-from cordwood.rebuilding import Aborted, Acked, RebuildEvent
+from cordwood.rebuilding import Aborted, Acked, NeedsRebuild, RebuildEvent
 from cordwood.settings import ClientSettings, StorageSettings, TierSettings
 from cordwood.sim.holdings import held_blocks
 from cordwood.sim.planted import find_bug, planted
@@ -62,6 +63,72 @@ def test_a_donor_refuses_what_names_a_drained_node_before_it_looks() -> None:
         assert [place for place, nodes in found.items() if len(nodes.keys() - {leaves}) < 3] == []
 
     simulate(scenario, nodes=5)
+
+
+@pytest.mark.parametrize("drain", [False, True])
+@pytest.mark.parametrize("bug", ["", "left-out-unasked"])
+def test_a_node_gives_that_the_writer_of_the_event_did_not_know(drain: bool, bug: str) -> None:
+    """Node 6 joined while node 1 was cut off from the metadata store. Then node 1 reported node 3,
+    with the members that it knew, and node 6 was no donor."""
+    leaves, comes, logs = 3, 6, 8
+
+    async def scenario(cluster: ClusterAtHand) -> None:
+        await put_records(cluster, records=20)
+        # After its start a node looks once for moves that it noted, if there ever were any.
+        await order(cluster, 2, RebuildOrder.DRAIN)
+        await order(cluster, 2, RebuildOrder.UNDRAIN)
+        cluster.add_nodes(1)
+        cluster.weights[comes] = 8.0
+        await cluster.start(comes)
+        async with cluster.client(timeout_s=30) as store:
+            for number in range(66):  # new epochs take the new node after a minute
+                for log in range(1, logs + 1):
+                    await store.append(f"log-{log}", b"%d" % number)
+                await asyncio.sleep(1)
+        places = [
+            place for place, on in (await copies(cluster)).items() if {leaves, comes} <= on.keys()
+        ]
+        assert places, "some blocks have no copies elsewhere"
+        if not drain:
+            cluster.kill(leaves)
+        await cluster.running[1]._rebuild._say(NeedsRebuild(leaves, (1, 2, 3, 4, 5), drain=drain))
+        await until(lambda: is_called_empty(cluster, leaves), timeout_s=300)
+        found = await copies(cluster)
+        few = {place for place, on in found.items() if len(on.keys() - {leaves}) < 2}
+        # A recovery of a log may have given some of its blocks new copies meanwhile.
+        assert few <= set(places)
+        assert bool(few) is bool(bug)
+
+    with planted(find_bug(bug)) if bug else nullcontext():
+        simulate(scenario, nodes=5, copies=2)
+
+
+@pytest.mark.parametrize("replicated", [False, True])
+def test_a_node_that_joins_during_a_rebuilding_and_dies_does_not_keep_it_from_its_end(
+    replicated: bool,
+) -> None:
+    """It became a donor although it had nothing to give, and was dead. Half of the nodes were away
+    then, so nobody reported its loss."""
+    leaves, comes = 3, 4
+
+    async def scenario(cluster: ClusterAtHand) -> None:
+        async with cluster.client(timeout_s=30) as store:
+            for number in range(300):
+                value = random.Random(number).randbytes(20_000)
+                await store.append(f"log-{number % 8}", value)
+        cluster.kill(leaves)
+        cluster.add_nodes(1)
+        await call_lost(cluster, leaves)
+        await cluster.start(comes)
+        await until(lambda: all(comes in cluster.running[each]._members for each in (1, 2)))
+        cluster.kill(comes)
+        assert not is_called_empty(cluster, leaves)
+        await until(lambda: is_called_empty(cluster, leaves), timeout_s=600)
+
+    simulate(
+        scenario, nodes=3, copies=2, rebuild_after_s=30.0, replicated_events=replicated,
+        storage=StorageSettings(rebuild_bytes_s=65_536),
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize("replicated", [False, True])

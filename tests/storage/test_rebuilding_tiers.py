@@ -63,7 +63,7 @@ def test_an_empty_node_that_cannot_read_a_manifest_names_the_log_and_the_repair(
         await call_lost(cluster, 3)
         await until(lambda: all(n._rebuild.set.entry(3).is_empty for n in cluster.running.values()))
         starting = cluster.start_once(3)
-        with pytest.raises(Corrupt, match=r"log 2: .*`cordwood tier repair 2`"):
+        with pytest.raises(Corrupt, match=r"log 2 \(/damaged\): .*`cordwood tier repair 2"):
             await starting
         cluster.machine(3).kill()
         cluster.bucket.damage(head_name(2), head)

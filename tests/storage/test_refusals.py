@@ -10,23 +10,15 @@ from made_blocks import LOG, packed, payload
 
 from cordwood.block import EnvelopeFlag
 from cordwood.decisions import Decision, StoreRefused, listening
+from cordwood.layout.logs_db import LogState
 from cordwood.layout.waves import Refusal, StoredBlock, read_store
 from cordwood.lsn import ESN_MAX, EVENT_LOG, make_lsn
 from cordwood.protocol.seal import SealTable
 from cordwood.sim.planted import find_bug, planted
+from cordwood.storage.log_cache import CachedLog
 from cordwood.storage.refusals import damage_of, refusal_of, tell_refusal
 
 SIZE = 100
-
-
-@dataclass
-class Held:
-    """What a node knows of a log."""
-
-    clean: int = 0
-
-    def counts_block(self, block: StoredBlock) -> bool:
-        return True
 
 
 @dataclass
@@ -46,6 +38,7 @@ class Engine:
     failed: str = ""
     sealed: int = 0
     clean: int = 0
+    released: int = 0
     rebuilding: frozenset[int] = frozenset()
     read_only: str = ""
     unsure: bool = False
@@ -63,8 +56,8 @@ class Engine:
         return table
 
     @property
-    def cache(self) -> dict[int, Held]:
-        return {LOG: Held(self.clean)}
+    def cache(self) -> dict[int, CachedLog]:
+        return {LOG: CachedLog(LogState(clean=self.clean, released=make_lsn(self.released, 0)))}
 
     def cache_takes(self, size: int, *, by_recovery: bool) -> bool:
         return size <= self.cache_left
@@ -81,6 +74,12 @@ def from_donor() -> StoredBlock:
     made = block()
     envelope = replace(made.envelope, flags=made.envelope.flags | EnvelopeFlag.REBUILT)
     return StoredBlock(made.header, envelope, made.wire, made.body)
+
+
+def moved() -> StoredBlock:
+    """A donor's envelope for a block that the node holds."""
+    made = from_donor()
+    return StoredBlock(made.header, made.envelope, made.wire, b"")
 
 
 def of_event_log() -> StoredBlock:
@@ -103,6 +102,19 @@ CASES: dict[str, tuple[Engine, StoredBlock, int, bool, tuple[Refusal, int] | Non
     "the recovery that sealed": (Engine(sealed=5), block(seal=5), 5, False, None),
     "recovered while away": (Engine(clean=3), block(), 0, False, (Refusal.SEALED, 4)),
     "a recovery of a clean epoch": (Engine(clean=3, sealed=4), block(seal=4), 4, False, None),
+    "a recovery while its epoch's own release is awaited": (
+        Engine(clean=3, released=3, sealed=4), block(seal=4), 4, False, None
+    ),
+    "a recovery below the release": (
+        Engine(released=5, sealed=4), block(seal=4), 4, False, (Refusal.SEALED, 5)
+    ),
+    "a recovery that has ended": (
+        Engine(released=4, sealed=4), block(seal=4), 4, False, (Refusal.SEALED, 4)
+    ),
+    "a recovery whose epoch is clean": (
+        Engine(clean=4, sealed=4), block(seal=4), 4, False, (Refusal.SEALED, 5)
+    ),
+    "a donor after the release": (Engine(clean=4, released=5), from_donor(), 0, False, None),
     "a recovery that did not seal here": (Engine(), block(seal=4), 4, False, (Refusal.SEALED, 0)),
     "a member is rebuilt": (
         Engine(rebuilding=frozenset({2, 9})), block(), 0, False, (Refusal.REBUILDING, 2)
@@ -112,6 +124,10 @@ CASES: dict[str, tuple[Engine, StoredBlock, int, bool, tuple[Refusal, int] | Non
     "read-only, a recovery": (
         Engine(read_only="an operator", sealed=4), block(seal=4), 4, False, (Refusal.NO_SPACE, 0)
     ),
+    "read-only, a donor": (
+        Engine(read_only="an operator"), from_donor(), 0, True, (Refusal.NO_SPACE, 0)
+    ),
+    "read-only, a donor's envelope": (Engine(read_only="an operator"), moved(), 0, True, None),
     "unsure": (Engine(unsure=True), block(), 0, False, (Refusal.FULL, 0)),
     "unsure, a recovery": (
         Engine(unsure=True, sealed=4), block(seal=4), 4, False, (Refusal.FULL, 0)
@@ -124,7 +140,11 @@ CASES: dict[str, tuple[Engine, StoredBlock, int, bool, tuple[Refusal, int] | Non
     "nearly full, a recovery": (
         Engine(low_space=True, disk=FULL_DISK, sealed=4), block(seal=4), 4, False, None
     ),
+    "nearly full, a donor's envelope": (
+        Engine(low_space=True, disk=FULL_DISK), moved(), 0, True, None
+    ),
     "full, a first wave": (Engine(), block(), 0, True, (Refusal.FULL, 0)),
+    "full, a donor's envelope": (Engine(), moved(), 0, True, (Refusal.FULL, 0)),
     "full, a second wave": (Engine(), block(wave=2), 0, True, None),
     "full, a recovery": (Engine(sealed=4), block(seal=4), 4, True, None),
     "full and out of space": (
@@ -150,7 +170,11 @@ def test_a_block_is_refused_for_one_reason(name: str) -> None:
 
 @pytest.mark.parametrize(
     ("bug", "name"),
-    [("seal-unnamed", "a recovery below the seal"), ("seal-not-obeyed", "sealed above")],
+    [
+        ("seal-unnamed", "a recovery below the seal"),
+        ("seal-not-obeyed", "sealed above"),
+        ("outdated-recovery-stores", "a recovery below the release"),
+    ],
 )
 def test_a_planted_bug_breaks_its_row(bug: str, name: str) -> None:
     with planted(find_bug(bug)):

@@ -29,10 +29,11 @@ from cordwood.sim.holdings import held_blocks
 from cordwood.sim.memory_logs import MemoryTables, files_of_tables
 from cordwood.sim.planted import find_bug, planted
 from cordwood.storage.logs_db.lost_partitions import WHY_LOST
-from cordwood.storage.rebuild.donor import Donor
+from cordwood.storage.rebuild.donor_look import DonorLook
 from cordwood.storage.rebuild.moves import Moves
 from cordwood.storage.repair import copy_fetch, repairs
 from cordwood.storage.repair.repairs import Repairs
+from cordwood.storage.repair.sequencer_question import next_logs
 from cordwood.storage.space.kept_bytes import kept_here
 
 SCRUBBED = StorageSettings(flush_age_s=0.2, recent_bytes=0, scrub_bytes_s=MIB, scrub_every_s=2.0)
@@ -105,6 +106,27 @@ async def test_what_rots_on_all_nodes_but_one_is_mended_and_byte_equal(
     assert mended(cluster, 1, 2)()
     assert not await missing(cluster)
     assert await bodies(cluster) == whole
+
+
+@as_scenario(simulate, nodes=5, storage=SCRUBBED)
+async def test_what_rots_on_a_read_only_node_is_mended(cluster: ClusterAtHand) -> None:
+    """It holds old records, and a rotten copy of these holds up each rebuilding."""
+    await put_records(cluster)
+    await flushed(cluster)
+    async with cluster.client() as store:
+        await store.set_storage(2, read_only=True)
+    await until(lambda: bool(cluster.running[NodeId(2)].engine.read_only))
+    rotten = rot(cluster, 2, 1, most=3)
+    assert rotten == 3
+    damages = cluster.running[NodeId(2)].engine.logs.damages
+
+    def is_all_mended() -> bool:
+        # A pass that is under way when the rows rot finds some of them only in the next pass.
+        blocks = sum(each.last - each.first + 1 for each in damages.of_log(1))
+        return blocks == rotten and not damages.all()
+
+    await until(is_all_mended)
+    assert not await missing(cluster)
 
 
 async def bodies(cluster: ClusterAtHand) -> dict[tuple[int, int, int], bytes]:
@@ -531,6 +553,55 @@ async def test_a_copy_that_rotted_before_its_release_holds_no_rebuilding_up(
         await until(lambda: not ranges(cluster, rotten))
 
 
+@as_scenario(simulate, nodes=5, storage=SCRUBBED)
+async def test_a_copy_is_mended_on_a_log_that_nobody_uses(cluster: ClusterAtHand) -> None:
+    """Seed 64001376. A node sends nothing above the last release that it knows. No sequencer ran
+    that repeated the release, so the copy stayed rotten until a client used the log."""
+    rotten, _ = await with_a_rotten_end(cluster)
+    await until(lambda: not ranges(cluster, rotten))
+
+
+def test_a_sequencer_that_does_not_answer_delays_no_other_question(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """One was asked after the other, and repairs waited for the last: for minutes, with sixteen."""
+    asked: dict[int, float] = {}
+
+    async def mend(self: Repairs, damaged: DamagedRange) -> str:
+        return "it is not released yet"
+
+    async def stir(self: Repairs, log: int) -> None:
+        asked.setdefault(log, asyncio.get_running_loop().time())
+        await asyncio.sleep(12)
+
+    async def scenario(cluster: ClusterAtHand) -> None:
+        await put_records(cluster)
+        await flushed(cluster)
+        logs = cluster.running[1].engine.logs
+        number = logs.partitions[-1].number
+        ranges = [DamagedRange(number, log, 1 << 32, 2 << 32) for log in (1, 2, 3)]
+        await logs.note_all_damage(ranges, "a test says so")
+        await until(lambda: len(asked) == 3)
+        assert max(asked.values()) < min(asked.values()) + 2
+
+    swap(monkeypatch, Repairs._mend, mend)
+    swap(monkeypatch, Repairs._stir, stir)
+    simulate(scenario, storage=UNSCRUBBED)
+
+
+def test_each_log_has_its_turn_to_be_stirred() -> None:
+    logs = {3, 5, 8}
+    assert next_logs(logs, 0, 2) == [3, 5]
+    assert next_logs(logs, 5, 2) == [8, 3]
+    assert next_logs(logs, 9, 9) == [3, 5, 8]
+    assert next_logs(set(), 5, 2) == []
+
+
+def test_a_repair_that_stirs_no_log_is_caught() -> None:
+    with planted(find_bug("repair-unstirred")), pytest.raises(TimeoutError):
+        test_a_copy_is_mended_on_a_log_that_nobody_uses()
+
+
 def test_a_donor_that_stirs_no_log_with_rotten_copies_is_caught() -> None:
     with planted(find_bug("rotten-end-unstirred")), pytest.raises(TimeoutError):
         test_a_copy_that_rotted_before_its_release_holds_no_rebuilding_up(is_deleted=False)
@@ -610,7 +681,7 @@ def test_a_copy_that_is_mended_while_its_donor_looks_is_moved(
 ) -> None:
     """The donor had read past it by then: it found nothing to move, nothing that was rotten any
     more, and was done. The block kept one copy less."""
-    mends, looks = Repairs._round, Donor._waits_for_rot
+    mends, looks = Repairs._round, DonorLook.waits_for_rot
     begun = asyncio.Event()
 
     async def when_told(self: Repairs) -> None:
@@ -623,13 +694,13 @@ def test_a_copy_that_is_mended_while_its_donor_looks_is_moved(
         blocks = (await copies(cluster)).values()
         lost_one, donor, *_ = next(c for nodes in blocks for c in nodes.values() if len(c) == 3)
 
-        async def after_the_mending(self: Donor, *seen: Any) -> bool:
+        async def after_the_mending(self: DonorLook, *seen: Any) -> bool:
             if self._me == donor:
                 begun.set()
                 await until(lambda: not ranges(cluster, donor))
             return await looks(self, *seen)
 
-        swap(monkeypatch, Donor._waits_for_rot, after_the_mending)
+        swap(monkeypatch, DonorLook.waits_for_rot, after_the_mending)
         assert rot(cluster, donor, 1, most=100)
         await until(lambda: bool(ranges(cluster, donor)))
         lose_disk(cluster, lost_one)

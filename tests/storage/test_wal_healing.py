@@ -56,6 +56,19 @@ async def test_a_node_is_healed_within_five_seconds_and_knows_what_it_holds(
             assert await values(store, f"log-{log}") == wanted
 
 
+@as_scenario(simulate, nodes=5, storage=UNFLUSHED)
+async def test_a_read_only_node_is_healed_too(cluster: ClusterAtHand) -> None:
+    """It takes no records, and its silence proved nothing until it took some again."""
+    await put_records(cluster)
+    async with cluster.client() as store:
+        await store.set_storage(2, read_only=True)
+    await asyncio.sleep(2)
+    await rot_wal(cluster, 2, 1)
+    await until(lambda: bool(cluster.running[2].engine.read_only))
+    await knows_again(cluster, 2)
+    assert not await missing(cluster)
+
+
 @pytest.mark.parametrize("seed", range(4))
 @as_scenario(simulate, nodes=5, storage=UNFLUSHED)
 async def test_what_rots_after_a_healing_is_found_and_healed_too(

@@ -1,12 +1,12 @@
 """A ledger's entries in memory, in the runs in which they came: a reader gets them without a copy.
 
 A writer sends the entries of one tick as one run (`layout.entry_run`), and a reader takes runs. So
-an answer points into the runs that came, and no object for each entry stands between them. Runs
-stay here for a while after their flush, with the recent blocks of logs (`storage/recent_room.py`):
-most readers are seconds behind.
+an answer is made of views into these runs, without an object for each entry. Runs stay here for a
+while after their flush, with the recent blocks of logs (`storage/recent_room.py`): most readers are
+seconds behind.
 
-A run here has what LogsDB, or the memory of entries that LogsDB does not have yet, has of its
-numbers: an entry that comes again takes the earlier run away.
+The entries of a run are always the newest copies that this node has: an entry that comes again
+removes the earlier run from here.
 
 Source: docs/protocol/ledgers.md.
 """
@@ -42,7 +42,8 @@ class HeldRun:
     """Entries as they came, their numbers rising.
 
     Attributes:
-        first, last: the numbers of its first and last entry. packed: see `layout.entry_run`.
+        first, last: the numbers of its first and last entry.
+        packed: see `layout.entry_run`.
     """
 
     __slots__ = ("_count", "_ends", "first", "last", "ledger", "packed")
@@ -69,8 +70,8 @@ class HeldRun:
         return cls(record.ledger, first, last, count, packed)
 
     def cut(self, first: int, stop: int, step: int, bytes_max: int) -> Cut | None:
-        """Entries `first`, `first + step` and so on below `stop`: as many as are here one after
-        another, of at most so many bytes, perhaps none; None if the first is not here.
+        """Entries `first`, `first + step` and so on below `stop`: the consecutive ones that are
+        here, of at most `bytes_max` bytes, perhaps none. None if the first is not here.
 
         Args:
             first: a number between those of the first and the last entry.
@@ -121,7 +122,7 @@ class HeldRun:
 
 
 class HeldRuns:
-    """The runs of one ledger, by number; none reaches into another."""
+    """The runs of one ledger, by number. No two runs overlap."""
 
     __slots__ = ("_firsts", "_runs")
 
@@ -133,7 +134,7 @@ class HeldRuns:
         return len(self._runs)
 
     def replace(self, first: int, last: int, run: HeldRun | None) -> None:
-        """Entries of these numbers came: what was here of them is not served any more.
+        """Replace all runs with entries of these numbers, because newer copies arrived.
 
         Args:
             run: these entries; None if they are not to be kept here.
@@ -160,12 +161,12 @@ class HeldRuns:
         return self.at(run.first) is run
 
     def drop(self, run: HeldRun) -> None:
-        """Serve this run no more, if it is here."""
+        """Remove this run, if it is here."""
         at = bisect_left(self._firsts, run.first)
         if at < len(self._runs) and self._runs[at] is run:
             del self._firsts[at], self._runs[at]
 
     def clear(self) -> None:
-        """Serve nothing any more."""
+        """Remove all runs."""
         self._firsts.clear()
         self._runs.clear()

@@ -1,7 +1,8 @@
-"""What a flush takes of ledgers: entries as they are in memory, and the states of ledgers.
+"""The part of a flush that concerns ledgers: entries as they are in memory, and the states of
+ledgers.
 
-The rows are made as they are written. All of them at once kept a node's loop for a fifth of a
-second, with 100,000 small entries.
+Each row is made just before it is written. With 100,000 small entries, making all rows at once held
+up a node's loop for a fifth of a second.
 
 Source: docs/protocol/ledgers.md.
 """

@@ -1,8 +1,8 @@
 """The durable state of every ledger on one node, and the entries that LogsDB does not have yet.
 
 Records come here in the order of the WAL, once they are durable. The next flush takes the changes
-to LogsDB's table of ledgers, and then their bodies leave memory, but for those that have room
-with the recent blocks of logs.
+to LogsDB's table of ledgers, and then their bodies leave memory, unless there is space for them
+beside the recent blocks of logs.
 
 Source: docs/protocol/ledgers.md.
 """
@@ -32,10 +32,12 @@ class HeldLedger:
     """One ledger.
 
     Attributes:
-        key: the digest of its password. flags: its permanent states on this node. lac: the highest
-            LAC that this node received, with an entry or alone.
+        key: the digest of its password.
+        flags: its permanent states on this node.
+        lac: the highest LAC that this node received, with an entry or alone.
         last: the highest entry that this node holds, here or in LogsDB.
-        entries: those that LogsDB does not have yet. runs: these, and some that it has.
+        entries: those that LogsDB does not have yet.
+        runs: these, and some that it has.
     """
 
     __slots__ = ("entries", "flags", "key", "lac", "last", "runs")
@@ -123,8 +125,8 @@ class LedgerIndex:
         return entries_bytes(record.entries)
 
     def note_dropped(self, ledgers: Iterable[int]) -> None:
-        """LogsDB has no entries of these any more; their flags say that they keep none. A start
-        that does not know of it drops them once more."""
+        """Note that LogsDB has no entries of these ledgers any more. This is not durable: the next
+        start drops their entries once more."""
         for ledger in ledgers:
             self.held[ledger].last = NO_ENTRY
             self._changed[ledger] = None

@@ -6,8 +6,8 @@ are visible before its answer, and the writer's entries after it are refused.
 
 A node that lost records does not know which. At the start that finds the loss, it fences every
 ledger whose newest fragment names it. For missing entries of unclosed ledgers it answers *unknown*
-(`note_loss`). A fence that it forgot would let a writer add after the end; an entry that it
-forgot, told as absent, would cut a ledger.
+(`note_loss`). If it forgot a fence, a writer could add entries after the end of the ledger. If it
+forgot an entry and reported it as absent, a recovery would end the ledger too early.
 
 Source: docs/protocol/ledgers.md; docs/sources/bookkeeper.md (b).
 """
@@ -67,18 +67,19 @@ from cordwood.storage.recent_room import own_bytes
 Answer = AddReply | EntriesReply | RunReply | LacReply | DoneReply
 
 POLLS_MAX = 512
-"""Questions for a LAC that wait for one to rise: half of a node's calls of clients."""
+"""The most calls that wait for a LAC to rise: half of the calls that a node takes from clients at
+the same time."""
 
 PART_BYTES = 8192
-"""The kernel takes parts of an answer one by one: where they are smaller, one copy of all costs
-less."""
+"""The kernel takes the parts of an answer one by one. If the parts are smaller than this on
+average, one copy of all of them costs less."""
 
 READ_AT_ONCE = 64
 """Entries read from LogsDB in one call."""
 
 
 class _News:
-    """Of one ledger, for the questions that wait for it."""
+    """The calls that wait for news of one ledger."""
 
     __slots__ = ("event", "waiters")
 
@@ -134,10 +135,11 @@ class LedgerStore:
     # Adding.
 
     async def add(self, call: AddEntries) -> AddReply:
-        """Keep entries; returns once they are durable, or with why none is kept.
+        """Store entries. Returns when they are durable, or with the reason why none of them is
+        stored.
 
-        Deferred entries are answered once they have their place in the WAL. They count against
-        what the node has room for until they are durable, and readers see them then.
+        Deferred entries are answered once they have their place in the WAL. They count against the
+        node's free space until they are durable. Only then do readers see them.
 
         Raises:
             Malformed: they are no entries.
@@ -179,7 +181,8 @@ class LedgerStore:
         durable.add_done_callback(on_settled)
 
     async def force(self, call: ForceEntries) -> AddReply:
-        """Returns once all that was taken of a ledger since the start is durable, or with why not.
+        """Returns when all entries of a ledger that were taken since the start are durable, or with
+        the reason why they are not.
 
         Raises:
             Retryable, Overloaded: it may not be.
@@ -198,7 +201,8 @@ class LedgerStore:
         return AddReply(run=self._run())
 
     def _refusal(self, call: AddEntries) -> AddRefusal:
-        """Why entries are not taken; nothing may be waited for between this and the write.
+        """The reason why entries are not taken. The caller must not wait for anything between this
+        check and the write.
 
         Raises:
             RecordTooLarge, Retryable: see `add`.
@@ -214,7 +218,7 @@ class LedgerStore:
         if engine.failed:
             raise Retryable(f"this node stores nothing: {engine.failed}")
         if size > engine.wal.record_bytes_max:
-            # Before it is told that there is no room for it now: there never is.
+            # Check this before the free space: for an entry of this size there will never be space.
             raise RecordTooLarge(
                 f"entries of {size} bytes at once; this node's WAL takes "
                 f"{engine.wal.record_bytes_max}"
@@ -228,19 +232,21 @@ class LedgerStore:
         return AddRefusal.NONE
 
     def _is_full(self) -> AddRefusal:
-        """There is no room now. A large entry may lack it while less than half of the WAL is in
-        use, which alone is no reason for a flush: its writer would wait until something ages."""
+        """Ask for a flush, and return the refusal for lack of space. A large entry may find no
+        space while less than half of the WAL is in use. Without this request no flush would begin,
+        and its writer would wait until the oldest block is old enough."""
         self._engine.ask_for_flush()
         return AddRefusal.FULL
 
     def _takes_no_writers(self) -> bool:
-        """Whether writers are to go elsewhere. A drained node is up, and its ledgers are marked as
-        a lost node's are: a writer that stayed would be shut out once the grace is over."""
+        """Whether writers must use other nodes. A drained node is up, but its ledgers are marked
+        like those of a lost node. A writer that stayed would be shut out when the grace period is
+        over."""
         return bool(self._engine.read_only) or self._engine.is_given_away
 
     async def _has_others(self, call: AddEntries, entries: Sequence[KeptEntry]) -> bool:
-        """Whether the ledger has another entry of one of these numbers. A repeat is equal: every
-        copy tells the LAC as it was when its entry was added."""
+        """Whether the ledger has another entry of one of these numbers. A repeated entry is equal
+        to the first: its LAC is the one of the time when the entry was added."""
         held = self._known(call.ledger, call.key)
         if held is None or held.last == NO_ENTRY:
             return False
@@ -431,7 +437,7 @@ class LedgerStore:
             news.event.set()
 
     async def tell_lac(self, call: TellLac) -> None:
-        """Take a LAC that came without an entry; returns once it is durable.
+        """Store a LAC that came without an entry. Returns when it is durable.
 
         Raises:
             Retryable, Overloaded: it is not.
@@ -486,8 +492,8 @@ class LedgerStore:
         await self.drop([each.ledger for each in gone])
 
     async def drop(self, ledgers: Sequence[int]) -> None:
-        """Give the space of ledgers back that were deleted or that main storage has. The flag is
-        durable, so nothing of these is read or taken.
+        """Free the space of ledgers that were deleted or that main storage has. Their flags are
+        durable, so no entry of them is read or taken.
 
         Raises:
             TablesFailed, TablesNoSpace: any of them may be left; see `not_dropped`.
@@ -497,8 +503,8 @@ class LedgerStore:
             self.index.note_dropped(ledgers)
 
     def not_dropped(self) -> list[int]:
-        """Ledgers that keep no entries, and perhaps have some in LogsDB: the node stopped before
-        these had gone."""
+        """Ledgers that keep no entries but may still have some in LogsDB, because the node stopped
+        before it dropped them."""
         held = self.index.held.items()
         return [n for n, each in held if each.flags.is_empty and each.last != NO_ENTRY]
 
@@ -556,7 +562,8 @@ def _cut_of(entries: Sequence[KeptEntry], bytes_max: int, *, is_first: bool) -> 
 
 
 def _joined(parts: list[Buffer]) -> list[Buffer]:
-    """Parts that are worth it stay where they are; a copy of small ones costs less."""
+    """The parts, without a copy of them if they are large. Small parts are copied into one, which
+    costs less."""
     if len(parts) > 1 and sum(map(len, parts)) < PART_BYTES * len(parts):
         return [b"".join(parts)]
     return parts

@@ -123,7 +123,7 @@ class LedgerTable:
         return found
 
     async def drop(self, ledgers: Sequence[int]) -> None:
-        """Take all entries of some ledgers away, and give their space back. They have no readers
+        """Delete all entries of some ledgers, and free their space. These ledgers have no readers
         any more.
 
         Raises:

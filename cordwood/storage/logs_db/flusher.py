@@ -1,17 +1,17 @@
-"""Takes what gathers in the log cache to LogsDB, a prefix of the WAL at a time.
+"""Writes the gathered changes of the log cache to LogsDB. Each flush takes a prefix of the WAL.
 
-A flush begins when enough has gathered and nothing comes just now, when the cache or the WAL
-is half full (small records fill it sooner than the cache: each lone record takes 4 KiB), when
-the oldest block is old, or when a caller asks. So a burst has the cores and the disk for itself
-while there is space, and its bytes are written a second time afterwards. A flush takes all that has
-gathered. Once LogsDB has the batch durably, its blocks leave the cache, the WAL is trimmed, fully
-trimmed partitions are dropped, and callers that wait for space are woken. A start trims the WAL
-first, up to what LogsDB has.
+A flush begins when enough has gathered and no record arrives just now, when the cache or the WAL is
+half full, when the oldest block is old, or when a caller asks. (Small records fill the WAL sooner
+than the cache: each record that arrives alone takes 4 KiB there.) So a burst of appends has the
+cores and the disk for itself while there is space, and its bytes are written a second time after
+it. A flush takes all that has gathered. Once LogsDB has the batch durably, its blocks leave the
+cache, the WAL is trimmed, fully trimmed partitions are dropped, and callers that wait for space are
+woken. A start trims the WAL first, up to what LogsDB has.
 
 If the disk has no space for a flush, the batch is kept and tried again, without records trimmed
-meanwhile. The cache and the WAL then fill, and appends are refused with this reason. A node that
-stops then leaves it to the next start, which replays the WAL. Any other failure ends the node's
-storing for good.
+meanwhile. The cache and the WAL then fill, and appends are refused with this reason. If the node
+stops meanwhile, the next start replays these records from the WAL. Any other failure ends the
+node's storing for good.
 
 Source: docs/design.md §5; docs/sources/s3stream.md (b), "Upload", and (f) 3 (padding fills the WAL
 before the cache); docs/sources/bookkeeper.md (c), "Checkpoint".
@@ -22,7 +22,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from cordwood.errors import CordwoodError, Overloaded, Retryable
 from cordwood.host.seams import Clock, DirLock
@@ -35,13 +35,14 @@ from cordwood.storage.said_once import SaidOnce
 logger = logging.getLogger(__name__)
 
 WAL_SHARE = 1 / 2
-"""Share of the ring in use at which a flush begins: the other half is filled meanwhile."""
+"""Share of the ring in use at which a flush begins. Appends fill the other half during the
+flush."""
 
 CACHE_SHARE = 1 / 2
-"""The same of the cache."""
+"""Share of the cache in use at which a flush begins, for the same reason."""
 
 RETRY_S = 1.0
-"""Pause before a flush is tried again that found no room or no thread."""
+"""Pause before a flush is tried again that found no space or no free thread."""
 
 
 class Flusher:
@@ -114,7 +115,8 @@ class Flusher:
             self._ended.set()
 
     async def _trim_behind(self) -> None:
-        """Let the WAL go of what LogsDB has, where a crash came between the two.
+        """Trim the WAL up to the offset of LogsDB. A crash between a flush and its trim makes this
+        necessary.
 
         Otherwise a ring full of flushed records stays full: nothing new gathers for another flush,
         because no store finds space.
@@ -124,7 +126,7 @@ class Flusher:
             return
         try:
             if engine.has_lost:
-                await engine.logs.keep_lost()  # the trim may take away what shows the loss
+                await engine.logs.keep_lost()  # the trim may delete the records that show the loss
             await engine.wal.trim(engine.logs.offset)
         except Overloaded as error:
             logger.warning("the WAL is trimmed with the next flush, not now: %s", error)
@@ -156,7 +158,7 @@ class Flusher:
         return batch is not None and batch.bytes >= self._settings.flush_bytes
 
     def _must(self) -> bool:
-        """Whether room becomes scarce, so that a burst that goes on is no excuse."""
+        """Whether space becomes scarce, so that a flush must begin even during a burst."""
         batch, wal = self._engine.cache.batch, self._engine.wal
         return batch is not None and (
             batch.bytes >= self._settings.cache_bytes * CACHE_SHARE
@@ -166,7 +168,8 @@ class Flusher:
         )
 
     def flush_due_s(self) -> float | None:
-        """When the next flush begins if nothing more comes; None where nothing has gathered."""
+        """The time at which the next flush begins if no record arrives before; None if there are no
+        changes."""
         batch = self._engine.cache.batch
         if batch is None:
             return None
@@ -176,7 +179,7 @@ class Flusher:
         return aged_s
 
     async def _wait_until_due(self) -> bool:
-        """Wait until there is a reason to flush; False where there will be none."""
+        """Wait until there is a reason to flush. Returns False if the flusher closes before."""
         while not (self._is_stopping or self._engine.failed):
             due_s = self.flush_due_s()
             if self._asked or self._must() or (due_s is not None and self._now() >= due_s):
@@ -190,7 +193,8 @@ class Flusher:
         return False
 
     async def take_batch(self, batch: FlushSet) -> None:
-        """Take one batch to LogsDB, however long that takes, and let go of it elsewhere."""
+        """Write one batch to LogsDB, however long that takes. Then drop it from the cache and trim
+        the WAL."""
         engine = self._engine
         try:
             if not await self._flush(batch):
@@ -208,16 +212,19 @@ class Flusher:
         self._on_space()
 
     async def _flush(self, batch: FlushSet) -> bool:
-        """Try until the machine has room for it; False where the node stops before.
+        """Try until the disk has space for the batch. Returns False if the node stops before.
 
-        Leave out records trimmed since: the trim is durable, so they have no readers, and on a full
-        disk they may take exactly the space that the trim was to free.
+        It leaves out records that were trimmed since. The trim is durable, so they have no readers,
+        and on a full disk they would take the space that the trim frees.
         """
         engine = self._engine
         while True:
             blocks = untrimmed(batch, engine.gone_of)
             size = sum(block.wire_bytes for block in blocks) + batch.staged_bytes
             try:
+                if not engine.disk.flush_fits(size):
+                    # A donor moves many blocks, and a nearly full disk takes their envelopes.
+                    size -= await self._bodies_there(blocks)
                 if not engine.disk.flush_fits(size):
                     raise Overloaded(f"its {size} bytes do not fit on the disk: trim logs")
                 if self._lock is not None:
@@ -241,6 +248,11 @@ class Flusher:
                 engine.is_out_of_space = False
                 self._said.over("flushes go on")
                 return True
+
+    async def _bodies_there(self, blocks: Sequence[StoredBlock]) -> int:
+        """Bytes of the bodies that the flush does not write, because a partition has them."""
+        homes = await self._engine.logs.homes_of(blocks)
+        return sum(len(block.body) for block in blocks if id(block) in homes)
 
 
 def untrimmed(batch: FlushSet, trim_of: Callable[[int], int]) -> list[StoredBlock]:

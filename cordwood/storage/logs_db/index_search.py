@@ -31,7 +31,7 @@ async def search(
     counts: Counts,
     is_before: Callable[[BlockHeader], bool],
 ) -> tuple[int, int]:
-    """The place in a partition where a log's records cease to be `is_before`.
+    """The place in a partition from which on `is_before` does not hold for a log's records.
 
     Returns:
         The last LSN for which it holds, and the first for which it does not; 0 and LSN_MAX + 1 for

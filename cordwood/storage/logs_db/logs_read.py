@@ -1,7 +1,8 @@
-"""One read of LogsDB: index entries first, the copies that count, then the bodies wanted.
+"""One read of LogsDB. It reads index entries, chooses the copies that count, and then reads the
+wanted bodies.
 
-What fails its checksum is told as a range of which nothing is known, and reading goes on
-after it: a node with one bad block has all the others.
+If a row fails its checksum, the read reports its range as unknown and continues after it. So a node
+with one bad block still sends all its other blocks.
 
 Source: docs/design.md §5; docs/sources/logdevice.md 2.10 (CHECKSUM_FAIL), 2.13.
 """
@@ -31,9 +32,9 @@ SCAN_ROWS_MIN = 16
 
 BODY_CALLS = 2
 BODIES_MIN = 8
-"""Calls for the bodies of one read, and how many each asks for at least: one call waits for the
-disk body by body, and of 64 KiB a disk gave 1.3 to 1.9 times as much to four that wait at once as
-to one. More calls would take the threads from other reads."""
+"""The bodies of a read are read in BODY_CALLS calls, of at least BODIES_MIN bodies each. One call
+waits for the disk body by body. Four calls at the same time got 1.3 to 1.9 times as many bodies of
+64 KiB from a disk as one call. More calls would take the threads from other reads."""
 
 Counts = Callable[[int, int, int], bool]
 """Whether a copy counts, from its last LSN, its seal epoch and its wave."""
@@ -68,8 +69,9 @@ async def read_blocks(
     """Do a read; see `LogsStore.read`.
 
     Args:
-        known: this log's known damaged ranges. mended: damaged ranges whose blocks are all held
-            elsewhere. noticed: takes the damaged ranges that this read found.
+        known: this log's known damaged ranges.
+        mended: damaged ranges whose blocks are all held elsewhere.
+        noticed: takes the damaged ranges that this read found.
     Raises:
         TablesFailed: the store below does not answer.
     """
@@ -81,7 +83,7 @@ async def read_blocks(
     blocks: list[StoredBlock] = []
     chosen: list[tuple[StoredBlock, Partition]] = []
     size = seen = last = 0
-    for key, wire, partition in _winners(found, query.counts):
+    for key, wire, partition in winners(found, query.counts):
         if key.first > query.bound:
             break
         # Overlapping blocks belong to the same batch, or the reader would take them for absent.
@@ -111,7 +113,7 @@ async def read_blocks(
             for block, place in failed
         ]
         blocks = [block for block in blocks if not any(block is each for each, _ in failed)]
-    # The last block may end past the bound; all of it is here then.
+    # The last block may end past the bound, and then all of it is in the run.
     next_lsn = limit + 1 if limit < query.bound else max(query.bound, last) + 1
     return BlockRun(blocks, next_lsn, passed, [each for each in damaged if each[0] < next_lsn])
 
@@ -220,7 +222,8 @@ def _without_damaged(
     query: IndexQuery,
     mended: Set[DamagedRange] = frozenset(),
 ) -> tuple[list[Found], list[tuple[int, int]]]:
-    """The entries without known damaged copies, and the ranges that no later copy fills."""
+    """The entries without copies that are known as damaged, and the damaged ranges that no later
+    copy fills."""
 
     def is_bad(each: Found) -> bool:
         key, _, partition = each
@@ -297,7 +300,7 @@ async def _bodies(tables: Tables, table: str, keys: Sequence[bytes]) -> dict[byt
     step = max(BODIES_MIN, -(-len(keys) // BODY_CALLS))
     parts = [keys[at : at + step] for at in range(0, len(keys), step)]
     bodies: dict[bytes, bytes | None] = {}
-    # Calls that failed are told when all have ended: none is left behind.
+    # An error of a call is raised only when all calls have ended, so that none is still running.
     for told in await asyncio.gather(
         *(_some_bodies(tables, table, part) for part in parts), return_exceptions=True
     ):
@@ -333,8 +336,8 @@ def _rows_wanted(entry: DirectoryEntry, bytes_max: int, blocks_max: int) -> int:
     return max(SCAN_ROWS_MIN, min(SCAN_ROWS_MAX, blocks_max + 1, bytes_max // mean + 2))
 
 
-def _winners(found: Sequence[Found], counts: Counts) -> list[Found]:
-    """The copy that counts, for each place; `found` is ascending."""
+def winners(found: Sequence[Found], counts: Counts) -> list[Found]:
+    """For each block, the copy that counts. `found` is ascending."""
     winners: list[Found] = []
     for each in found:
         key = each[0]

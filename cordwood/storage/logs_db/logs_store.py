@@ -1,7 +1,7 @@
-"""LogsDB: what a node has flushed out of its WAL, by time in partitions, by log inside them.
+"""LogsDB: the blocks that a node has flushed from its WAL. Partitions divide them by time, and
+blocks are sorted by log inside each partition.
 
-A flush takes all that a prefix of the WAL changed. Its order is what makes a crash at any
-point harmless::
+A flush takes all changes of a prefix of the WAL. Its order makes a crash at any point harmless::
 
     blocks into partitions ► each flushed ► metadata, with the WAL's offset, in one batch
     ► that flushed ► only then is the WAL trimmed
@@ -13,11 +13,11 @@ A start loads the metadata and replays the WAL after its offset. Blocks of a flu
 as far as its metadata are there twice then, and are equal. So counts are exact, and no write needs
 a read first.
 
-Blocks go by append time: to the last partition that starts at or before it, but never
-farther back than the newest but one, so that old partitions are left alone. Later than its
-time is always safe for a block: nothing is dropped too early. As append times do not fall
-along a log, its partitions follow one another as its LSNs do, all but a hole that recovery
-plugs late; reads merge what overlaps.
+Blocks go by append time: to the last partition that starts at or before it, but never farther back
+than the newest but one, so that old partitions are left alone. It is always safe to put a block
+into a later partition than that of its time: no partition is then dropped too early. Append times
+do not fall along a log, so the partitions of a log are in the order of its LSNs. An exception is a
+hole that recovery plugs late; reads merge blocks of partitions that overlap.
 
 Source: docs/design.md §5; docs/sources/logdevice.md 2.13; docs/sources/bookkeeper.md (c),
 "Checkpoint" (a mark that runs ahead of one flush loses data).
@@ -31,7 +31,7 @@ import logging
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 
-from cordwood.errors import NotOurCluster
+from cordwood.errors import Corrupt, NotOurCluster
 from cordwood.layout import logs_db
 from cordwood.layout.ledger_records import LEDGERS_TABLE
 from cordwood.layout.logs_db import DirectoryEntry, LogState, PartitionRow
@@ -48,7 +48,8 @@ from cordwood.nodes import NodeId
 from cordwood.protocol.wal_ring import Range, united
 from cordwood.settings import StorageSettings
 from cordwood.storage.ledgers.ledger_table import LedgerTable
-from cordwood.storage.logs_db.logs_read import Counts, IndexQuery, home_of, read_blocks
+from cordwood.storage.logs_db.heads_read import read_entries
+from cordwood.storage.logs_db.logs_read import Counts, Found, IndexQuery, home_of, read_blocks
 from cordwood.storage.logs_db.lost_partitions import can_be_read, take_for_rotten
 from cordwood.storage.logs_db.partition import (
     Added,
@@ -70,14 +71,15 @@ logger = logging.getLogger(__name__)
 META = logs_db.META_TABLE
 
 WRITE_BYTES = 1 << 20
-"""Bytes of one write into a table: about a millisecond that the loop waits for the GIL."""
+"""The most bytes of one write into a table. The loop waits about a millisecond for the GIL during
+such a write."""
 
 OPEN_PARTITIONS = 2
 """Partitions that take blocks: sequencers' clocks differ, and a block that comes a little
 late belongs to the partition before the newest."""
 
 DIRECTORIES_KEPT = 1024
-"""Logs whose directories stay in memory: logs with readers."""
+"""The most logs whose directories stay in memory. Logs with readers need them."""
 
 
 class LogsStore:
@@ -86,14 +88,17 @@ class LogsStore:
     Attributes:
         offset: of the WAL; all records up to it are here. -1 for none.
         partitions: oldest first.
-        logs: the state of each log. drops: partitions dropped since the start. forgotten: how often
-            trimmed data was taken out. staged, ledgers: the tables of staged blocks and of ledgers.
-            damages: the known damaged ranges. on_rot: called with damaged ranges that a read found.
+        logs: the state of each log.
+        drops: partitions dropped since the start.
+        forgotten: how often trimmed data was taken out.
+        staged, ledgers: the tables of staged blocks and of ledgers.
+        damages: the known damaged ranges.
+        on_rot: called with damaged ranges that a read found.
         lost: ranges of WAL offsets with records that no flush had taken and no start could read,
             this start and all earlier ones. They are never forgotten, because their contents are
             unknown: blocks of any log, and seals too. So no trim and no repair of a log ends the
-            loss. Recoveries work without the node, as without a node that is down. If they
-            cannot (a store of one node), the epochs that were open at the damage stay open until an
+            loss. Recoveries work without the node, as without a node that is down. If they cannot
+            (a store of one node), the epochs that were open at the damage stay open until an
             operator accepts the loss (`accept_loss`) or replaces the node by a node with a new
             number.
     """
@@ -165,7 +170,8 @@ class LogsStore:
         return store, states
 
     def note_lost(self, damage: Sequence[Range]) -> bool:
-        """What this start could not read in the WAL: lost, where no flush had taken it.
+        """Note the ranges that this start could not read in the WAL. Records there are lost if no
+        flush had taken them.
 
         It is durable with the next flush, before which the WAL still shows it.
 
@@ -228,7 +234,8 @@ class LogsStore:
         return bool(self.lost) or self._accepted >= 0
 
     async def heal_loss(self) -> None:
-        """All that was lost and counts is here again, and LogsDB has what the WAL showed.
+        """Note that all lost blocks that count are here again, and that LogsDB has all records that
+        the WAL showed.
 
         Unlike an acceptance this says nothing of the WAL: what rots there later is lost anew.
         Durable when it returns; a crash before that changes nothing.
@@ -358,8 +365,8 @@ class LogsStore:
     def _rolled(self, blocks: Sequence[StoredBlock], now_us: int) -> Partition | None:
         """The next partition, if a partition that takes these blocks is full.
 
-        A full partition that takes no blocks needs no successor: while a log keeps it, it may stand
-        beside the newest for long, and the newest is dropped and made again as others are trimmed.
+        A full partition that takes no blocks needs no successor. A log may keep it for a long time
+        beside the newest partition, while the newest partition is dropped and made again.
         """
         takers = self.partitions[-OPEN_PARTITIONS:]
         if not blocks:
@@ -368,7 +375,7 @@ class LogsStore:
             start_us = takers[-1].start_us
             is_late = any(block.header.append_time_us < start_us for block in blocks)
             lookers = takers if is_late else takers[-1:]
-            # A repaired block must not stand beside its rotten copy.
+            # A repaired block must not go into the partition of its rotten copy.
             is_rotten = self.damages.holds(takers[-1].number)
             if not is_rotten and not any(self._is_due(each, now_us) for each in lookers):
                 return None
@@ -461,7 +468,7 @@ class LogsStore:
         """Change the metadata in one write, so that a crash leaves all of it or nothing; `take` is
         called once it is durable.
 
-        Where it is held nothing else writes to the tables.
+        The caller holds the lock, so no other task writes to the tables meanwhile.
 
         Raises:
             TablesFailed, TablesNoSpace, Overloaded: `settle_metadata` goes on with it.
@@ -474,8 +481,8 @@ class LogsStore:
     async def settle_metadata(self) -> None:
         """Finish a change of the metadata that was written and not made durable.
 
-        Trap: its rows can be read already. A second try that begins anew would add to them what
-        they have in them: a log's blocks would count twice.
+        Trap: its rows can be read already. A second try from the beginning would add the same
+        changes to them again, and a log's blocks would count twice.
         """
         if self._written is not None:
             await self._tables.flush(META)
@@ -561,10 +568,11 @@ class LogsStore:
             return await self._drops.cut_trimmed(trim_of)
 
     async def note_damage(self, damaged: DamagedRange, why: str) -> bool:
-        """Answer that nothing is known of a range from now on; False if it was so before.
+        """Note a range as damaged, so that reads report it as unknown. Returns False if it was
+        noted before.
 
         Raises:
-            TablesFailed, TablesNoSpace: it is so until the next start only.
+            TablesFailed, TablesNoSpace: the note is in memory only, until the next start.
         """
         async with self._writing:
             return await self.damages.note(damaged, why)
@@ -599,9 +607,29 @@ class LogsStore:
         (value,) = await self._tables.get(META, [PROGRESS_KEY])
         return Progress() if value is None else read_progress(value)
 
+    async def note_missing(self, since_us: Mapping[int, int]) -> None:
+        """Remember over a restart since when (µs, wall clock) the log tree lacks each log.
+
+        Raises:
+            TablesFailed, TablesNoSpace: it is not remembered.
+        """
+        async with self._writing:
+            row = (logs_db.MISSING_KEY, logs_db.pack_missing(since_us))
+            await self._tables.write(META, [row])
+            await self._tables.flush(META)
+
+    async def missing(self) -> dict[int, int]:
+        """Since when (µs, wall clock) the log tree lacks each log, as it was noted last.
+
+        Raises:
+            TablesFailed, Corrupt: the metadata cannot be read.
+        """
+        (value,) = await self._tables.get(META, [logs_db.MISSING_KEY])
+        return {} if value is None else logs_db.read_missing(value)
+
     @contextlib.asynccontextmanager
     async def at_rest(self) -> AsyncIterator[None]:
-        """No flush, drop or cut is under way for the length of the block."""
+        """Keep flushes, drops and cuts from running for the length of the `with` statement."""
         async with self._writing:
             yield
 
@@ -670,6 +698,24 @@ class LogsStore:
                 self._directories.popitem(last=False)
         return found
 
+    async def entries(self, logs: Sequence[int]) -> dict[int, list[Found]]:
+        """The index entries of logs that have few, by log. A log is left out if it has to be read
+        by itself.
+
+        Args:
+            logs: one of the `heads_read.batches`.
+        """
+        offset, forgotten = self.offset, self.forgotten
+        partitions = {each.number: each for each in self.partitions}
+        try:
+            found = await read_entries(self._tables, partitions, logs)
+        except (TablesFailed, Corrupt):
+            return {}  # the read of each log says what is wrong, and where
+        # Race: blocks may have left the cache for a table that was scanned before.
+        if found is None or (offset, forgotten) != (self.offset, self.forgotten):
+            return {}
+        return {log: each for log, each in found.items() if not self.damages.of_log(log)}
+
     async def read(
         self,
         log: int,
@@ -687,7 +733,8 @@ class LogsStore:
             counts: leaves out copies that lost, before anything else is looked at.
             wanted: leaves out blocks or bodies, before these are read; None wants all.
             bytes_max: of wanted blocks; it ends once it is reached. At least one block is given if
-                any exists. blocks_max: likewise, for the number of blocks.
+                any exists.
+            blocks_max: likewise, for the number of blocks.
         Raises:
             TablesFailed: the store below does not answer.
             Corrupt: the metadata cannot be read. Where a part of the range fails its checksum,

@@ -1,12 +1,13 @@
 """Partitions of LogsDB with a table that is gone from the disk, or cannot be opened.
 
-The metadata names the range of each log in each partition. So a lost partition is as many damaged
-ranges: the node starts, says that it knows nothing of them, and fetches them from other nodes
-(`storage.repair`). Everything else that it holds is served meanwhile.
+The metadata names the range of each log in each partition. So a lost partition becomes one or more
+damaged ranges for each of its logs. The node starts, reports these ranges as unknown, and fetches
+them from other nodes (`storage.repair`). Everything else that it holds is served meanwhile.
 
 The order at a start is what makes a crash harmless::
 
     mark all ranges as damaged, durably, in one write ► put an empty table in the place of the lost
+    table
 
 Only the partitions that take blocks are opened at a start, because a flush into a table that does
 not open would fail for ever. A read, or scrubbing, finds an older table that does not open.
@@ -41,7 +42,7 @@ RANGES_OF_LOG = 32
 """The most ranges for the part of one log; the book of damage keeps 64."""
 
 PROBE_KEY = b"\0"
-"""No row has it: asking for it opens the table, and reads a little."""
+"""A key that no row has. A read of it opens the table, and reads little."""
 
 
 async def can_be_read(tables: Tables, partition: Partition) -> bool:

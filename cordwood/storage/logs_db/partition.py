@@ -26,17 +26,19 @@ class Part(enum.IntEnum):
 
 
 Wanted = Callable[[StoredBlock], Part]
-"""How much of a block is to be sent; it is shown without its body, which is not read for it."""
+"""Returns the part of a block that is to be sent. It gets the block without its body, which has not
+been read yet."""
 
 
 class BlockRun(NamedTuple):
     """Blocks of one log in LSN order.
 
     Attributes:
-        blocks: all held and wanted blocks in [start, next), each range once. next: where to
-            continue; past the requested bound if it is reached. passed: held but unwanted blocks
-            there. damaged: ranges `[first, last]` with a failed checksum: their contents are
-            unknown. They lie in [start, next) too.
+        blocks: all held and wanted blocks in [start, next), each range once.
+        next: where to continue; past the requested bound if it is reached.
+        passed: held but unwanted blocks there.
+        damaged: ranges `[first, last]` with a failed checksum: their contents are unknown. They lie
+            in [start, next) too.
     """
 
     blocks: list[StoredBlock]
@@ -51,8 +53,9 @@ class Partition:
 
     Attributes:
         kept_by: a log that was not fully trimmed at the last full look, and its highest LSN here:
-            the partition stays until this LSN is trimmed. None before the first look. expires_us:
-            before this time no record here exceeds its log's retention; 0 if not computed yet.
+            the partition stays until this LSN is trimmed. None before the first look.
+        expires_us: before this time no record here exceeds its log's retention; 0 if not computed
+            yet.
     """
 
     number: int
@@ -75,7 +78,8 @@ class Partition:
 
 @dataclass(slots=True)
 class StoredLog:
-    """What LogsDB holds of a log: the highest LSN, how many copies of blocks, their bytes."""
+    """The amount that LogsDB holds of a log: the highest LSN, the number of copies of blocks, and
+    their bytes."""
 
     last: int = 0
     blocks: int = 0
@@ -93,7 +97,8 @@ class PartitionBlocks:
     """A flush's blocks for one partition.
 
     Attributes:
-        bytes: of its blocks. blocks: those with their bodies.
+        bytes: of its blocks.
+        blocks: those with their bodies.
     """
 
     __slots__ = ("_heads", "_parts", "blocks", "bytes", "partition")
@@ -136,7 +141,7 @@ class PartitionBlocks:
             part[5] = time_us
 
     def entries(self) -> dict[int, DirectoryEntry]:
-        """By log, what all of it adds to the directory."""
+        """By log, the additions of all these blocks to the directory."""
         return {log: DirectoryEntry(*part) for log, part in self._parts.items()}
 
     def rows(self) -> Iterator[Row]:
@@ -148,6 +153,6 @@ class PartitionBlocks:
                 key = logs_db.body_key(header.log, header.last, header.first)
                 yield key, bytes(block.body)
             yield logs_db.index_key(block), bytes(block.wire)
-        # Behind the bodies: a table loses rows from its end.
+        # The index entries come after the bodies, because a table loses rows from its end.
         for block in self._heads:
             yield logs_db.index_key(block), bytes(block.wire)

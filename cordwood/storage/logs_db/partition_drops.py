@@ -1,9 +1,9 @@
-"""How LogsDB gives space back: partitions dropped whole, or, rarely, cut.
+"""Frees the space of LogsDB. It drops whole partitions, and rarely cuts one.
 
-A partition goes when all of it is trimmed, wherever it stands among the others. A partition that a
-log keeps alive is cut once half of it is trimmed: fully trimmed logs' parts are taken out, and the
-store below rewrites the rest. There is no other compaction. Each byte is kept at most twice as long
-as its log demands, and rewritten at most once for each halving of its partition.
+A partition is dropped when all of it is trimmed, whether or not it is the oldest. A partition that
+a log keeps alive is cut once half of it is trimmed: fully trimmed logs' parts are taken out, and
+the store below rewrites the rest. There is no other compaction. Each byte is kept at most twice as
+long as its log demands, and rewritten at most once for each halving of its partition.
 
 Metadata first, durably, and then the data: a start drops a table that no metadata names, and rows
 that no directory names lie below a trim point, where no reader reads.
@@ -47,7 +47,7 @@ class PartitionDrops:
         self._store = store
         self._tables = tables
         self._next_look = 0
-        # Tables that no metadata names any more, and that are still to be taken off the disk.
+        # Tables that no metadata names any more, and that must still be deleted from the disk.
         self._unnamed: list[str] = []
 
     async def parts(self, partition: Partition) -> dict[int, DirectoryEntry]:
@@ -78,7 +78,7 @@ class PartitionDrops:
         for partition in self._store.partitions[: None if with_newest else -1]:
             kept = partition.kept_by
             if kept is not None and kept[1] > trim_of(kept[0]):
-                continue  # as it was when it was looked at last: nothing is read for that
+                continue  # unchanged since the last look, so nothing has to be read
             parts = await self.parts(partition)
             partition.kept_by = next(
                 ((log, each.last) for log, each in parts.items() if each.last > trim_of(log)), None

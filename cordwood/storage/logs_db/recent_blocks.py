@@ -21,7 +21,8 @@ _LAST = attrgetter("header.last")
 
 
 class _Recent:
-    """One log's: by last LSN, all of LogsDB that ends at `complete_from` or above it."""
+    """The recent blocks of one log, by last LSN: all blocks of LogsDB that end at `complete_from`
+    or above it."""
 
     __slots__ = ("blocks", "complete_from")
 
@@ -51,7 +52,7 @@ class RecentBlocks:
         for block in blocks:
             of_log = self._logs[block.header.log]
             if block.header.last < of_log.complete_from:
-                continue  # it came late, where not all is here any more
+                continue  # it came late, and not all blocks around it are here any more
             held = of_log.blocks
             if held and held[-1].header.last > block.header.last:
                 insort(held, block, key=_LAST)
@@ -80,7 +81,7 @@ class RecentBlocks:
         log = block.header.log
         held = self._logs.get(log)
         if held is None or block.header.last < held.complete_from:
-            return  # it went together with a later block
+            return  # it was dropped together with a later block
         held.complete_from = block.header.last + 1
         del held.blocks[: bisect_left(held.blocks, held.complete_from, key=_LAST)]
         if not held.blocks:

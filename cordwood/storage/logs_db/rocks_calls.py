@@ -1,7 +1,8 @@
-"""Calls into one RocksDB database, in the host's threads: which are under way, what went wrong.
+"""Makes calls into one RocksDB database, in the host's threads. It counts the calls under way, and
+turns RocksDB's errors into errors of Cordwood.
 
 A cancelled caller does not end its call: the thread continues, and notifies no loop at its end. A
-database must not be closed under it, nor opened anew before it has let go.
+database must not be closed while such a call runs, nor opened again before the call has ended.
 
 Source: `host.threads`.
 """
@@ -24,7 +25,7 @@ CALL_TIMEOUT_S = 60.0
 """A flush of 32 MiB takes a fifth of a second; a disk that needs a minute has failed."""
 
 FILE_GONE = ("does not exist (create_if_missing is false)", "No such file or directory")
-"""Words of RocksDB about a file of its own that is gone: as good as rotten."""
+"""RocksDB's messages about a file of its own that is missing. Its data counts as rotten."""
 
 NO_SPACE = ("No space left", "Disk quota exceeded")
 """The machine's words for ENOSPC and EDQUOT."""
@@ -33,7 +34,7 @@ DEVICE_FAILED = "Input/output error"
 """The machine's word for EIO."""
 
 LOOK_S = 0.005
-"""How often it is looked whether the calls under way have ended: they take milliseconds."""
+"""The time between two checks whether the calls under way have ended. Calls take milliseconds."""
 
 
 def finds_no_space(error: Exception) -> bool:
@@ -46,7 +47,7 @@ class _Call:
 
     Attributes:
         has_begun, is_given_up: set by the thread and by the loop, each before it looks at the
-            other's, so that one of them always sees that the call is over.
+            other's, so at least one of them sees that the other has set its own.
     """
 
     __slots__ = ("has_begun", "is_given_up")

@@ -23,15 +23,15 @@ logger = logging.getLogger(__name__)
 Result = TypeVar("Result")
 
 MakeOptions = Callable[[bool], Any]
-"""Options of a database; and whether it may be created."""
+"""Makes the options of a database. The argument says whether the database may be created."""
 
 
 class RocksDatabase:
     """See the module.
 
     Attributes:
-        holds_unflushed: something was written to it that no flush has made durable: closing
-            it would flush that behind our back, or lose it.
+        holds_unflushed: something was written to it that no flush has made durable: closing the
+            database would flush this data without our order, or lose it.
     """
 
     def __init__(self, path: str, host: Host, make_options: MakeOptions) -> None:
@@ -47,7 +47,7 @@ class RocksDatabase:
 
     @property
     def is_open(self) -> bool:
-        """Whether it takes memory and files."""
+        """Whether the database is open, and so takes memory and open files."""
         return self._db is not None
 
     @property
@@ -65,7 +65,7 @@ class RocksDatabase:
         await self._open(may_make=True)
 
     async def call(self, function: Callable[[Any], Result]) -> Result:
-        """What `function` gives for the open database, in a thread of the host.
+        """Call `function` with the open database, in a thread of the host, and return its result.
 
         Raises:
             TablesFailed, TablesNoSpace, Corrupt: RocksDB says so, or it was dropped.
@@ -87,9 +87,9 @@ class RocksDatabase:
                 await self._calls.make(lambda: self._take(may_make))
 
     def _take(self, may_make: bool) -> None:
+        forked_child.note(self)  # before the threads of RocksDB begin
         # Set here and not by the caller: a cancelled caller would leave it locked.
         self._db = rocksdict.Rdict(self._path, self._make_options(may_make))
-        forked_child.note(self)
 
     def handles(self) -> list[Any]:
         """See `forked_child.Owner`."""

@@ -2,27 +2,27 @@
 
 Metadata, staged blocks and ledgers are column families of one database. Every other table, which is
 a partition, is a database of its own, open while it is used: of thousands a few take memory and
-files, and making one costs the same whether there are ten or ten thousand. A column family
-each, as docs/design.md §5 has it, did not: at each creation RocksDB writes the options of all of
-them anew, and reads them back to compare, which took 180 ms with 100 and 380 ms with 200 of them;
-and each kept 280 KB of memory.
+files, and making one costs the same whether there are ten or ten thousand. With a column family for
+each partition, as in docs/design.md §5, this was not so. At each creation RocksDB wrote the options
+of all column families again, and read them back to compare. This took 180 ms with 100 column
+families and 380 ms with 200, and each kept 280 KB of memory.
 
 RocksDB's own log is off: memtable data is in our WAL too, which is trimmed only after a flush. A
 flush writes one sorted file, and a partition is never compacted, even with many files. The metadata
 table is compacted: it is small, rewritten constantly and read at each start. So are the tables of
 staged blocks and of ledgers, whose rows come and go.
 
-rocksdict holds the GIL through `write`, a few milliseconds a MiB, so that rows go in by
-small batches, each a call of its own; `flush` lets it go. That is why a memtable is filled
-and flushed, and no sorted file is written apart and ingested as docs/design.md §5 has it: for
-32 MiB of 1 KB rows on two busy cores, the longest stop of another thread was 24 ms while
-the memtable was written and 10 ms in its flush, 34 ms while a file was written, and 228 ms,
-all of it, in `ingest_external_file`.
+rocksdict holds the GIL during `write`, for a few milliseconds a MiB. So rows are written in small
+batches, each in a call of its own. rocksdict releases the GIL during `flush`. For this reason
+Cordwood fills a memtable and flushes it, and does not write a sorted file and ingest it as in
+docs/design.md §5. With 32 MiB of 1 KB rows on two busy cores, another thread stood still for 24 ms
+at most while the memtable was written, and for 10 ms during its flush. It stood still for 34 ms
+while a sorted file was written, and for 228 ms during the whole of `ingest_external_file`.
 
-It also holds the GIL through each step of an iterator, which may wait for the disk, and lets
-it go in a `get` of many keys. So bodies are read by `get`: of 64 KiB bodies, cold, 690 MB/s came
-so and 320 to 470 by iterators, and the loop of the process was held up by 0.1 ms in the mean and
-not by 0.5 to 1.
+It also holds the GIL during each step of an iterator, which may wait for the disk, and releases it
+during a `get` of many keys. So bodies are read by `get`. Cold bodies of 64 KiB came at 690 MB/s by
+`get` and at 320 to 470 MB/s by iterators. The loop of the process was held up by 0.1 ms on average
+with `get`, and by 0.5 to 1 ms with iterators.
 
 Partitions are read past the page cache where the file system allows it. Page cache for data that is
 read once costs a core more than the read itself, and readers of cold data displaced everyone else's
@@ -72,7 +72,7 @@ logger = logging.getLogger(__name__)
 Result = TypeVar("Result")
 
 BATCH_BYTES = 1 << 20
-"""Bytes written in one call, and so with the GIL held: about a millisecond."""
+"""The most bytes written in one call, during which rocksdict holds the GIL: about a millisecond."""
 
 FAMILIES = (META_TABLE, STAGED_TABLE, LEDGERS_TABLE)
 """Tables in column families of the database that is always open."""
@@ -89,7 +89,7 @@ FILES_MAX = 30
 has by default. Open files of all together, at most 550: many systems allow 1,024 for a process."""
 
 OPEN_FILES = 64
-"""Of the database of metadata, which is compacted."""
+"""The open files of the database of metadata, which is compacted and so has few files."""
 
 BLOCK_BYTES = 16 << 10
 """Bytes read and checked at once: some hundred index entries, or a part of a body."""
@@ -98,23 +98,25 @@ META_FILES = 4
 """Number of metadata files that are compacted into one: RocksDB's own default."""
 
 LOCKED = "No locks available"
-"""RocksDB's words where this process has the database open already."""
+"""RocksDB's message if this process already has the database open."""
 
 READ_TRIES = 3
 READ_PAUSE_S = 0.5
-"""Tries of a read that the device fails: a reset of its link takes less than a second, and the disk
-itself has tried a bad sector for seconds before it says so."""
+"""The number of tries of a read that the device failed, and the pause between them. A reset of the
+device's link takes less than a second. A disk tries a bad sector by itself for seconds before it
+reports an error, so more tries do not help."""
 
 ROOM_BYTES = 2 << 20
-"""Free space of a disk on which the metadata's database is opened anew: that writes files of its
-own, of some KB, and a database that did not open again could not be read either."""
+"""The free disk space that is needed to open the metadata's database anew. Opening writes files of
+some KB, and a database that does not open again could not even be read."""
 
 REOPENS_MAX = 5
-"""Tries to open it anew: another thread may hold its last handle for a moment."""
+"""The most tries to open the database anew: another thread may hold its last handle for a
+moment."""
 
 BAD_S = 10.0
-"""For so long after a sector of a partition was unreadable, another one gets one try: a bad region
-of ten MiB would take minutes else."""
+"""After an unreadable sector in a partition, further unreadable sectors get only one try for this
+time. Otherwise a bad region of ten MiB would take minutes."""
 
 NEVER = 1 << 30
 """Files of one level at which RocksDB would slow down or stop writes until it compacted."""
@@ -134,7 +136,8 @@ class RocksTables:
         self._handles: dict[str, Any] = {}
         self._families: dict[str, Any] = {}
         self._databases: dict[str, RocksDatabase] = {}
-        # Those used last, the oldest first; a few more than may stay open.
+        # The open databases, the least recently used first. There may be a few more than may stay
+        # open.
         self._used: OrderedDict[str, RocksDatabase] = OrderedDict()
         # RocksDB takes no write any more once a flush found no space, however much is free later.
         self._is_stuck = False
@@ -162,8 +165,8 @@ class RocksTables:
         names = rocksdict.Rdict.list_cf(self._path, options) if is_made else []
         tables = sorted(set(names) - {"default"})
         families = {name: self._options(OPEN_FILES, name) for name in tables}
+        forked_child.note(self)  # before the threads of RocksDB begin
         self._db = rocksdict.Rdict(self._path, options, column_families=families)
-        forked_child.note(self)
         for table in tables:
             self._take(table)
 
@@ -218,7 +221,7 @@ class RocksTables:
         if table in FAMILIES:
             if self._is_stuck:
                 await self._unstick()
-            if table not in self._handles:  # a try before may have made it
+            if table not in self._handles:  # an earlier try may have made it
                 await self._make_family(table)
             return
         # Its name is durable first: RocksDB removes the contents.
@@ -268,7 +271,7 @@ class RocksTables:
         await self._in_family(table, cut)
 
     async def _on(self, table: str, function: Callable[[Any], Result]) -> Result:
-        """What `function` gives for the handle of a table, in a thread."""
+        """Call `function` with the handle of a table, in a thread, and return its result."""
         if table not in self._databases:
             async with self._moving:
                 pass  # it may be opened anew just now
@@ -288,11 +291,12 @@ class RocksTables:
     async def _unstick(self) -> None:
         """Open the database of the metadata anew, if RocksDB is stuck and there is space again.
 
-        What was written and not flushed is written again: it can be read already, and a retry may
-        do no more than flush it.
+        Rows that were written and not flushed are written again: readers may have seen them, and a
+        retry of the caller may only flush them.
 
         Raises:
-            TablesNoSpace: there is no space yet. TablesFailed: it does not open.
+            TablesNoSpace: there is no space yet.
+            TablesFailed: it does not open.
         """
         async with self._moving:
             if not self._is_stuck:
@@ -371,7 +375,7 @@ class RocksTables:
         database.holds_unflushed = False
 
     async def _in_family(self, table: str, function: Callable[[Any], Result]) -> Result:
-        """As `_on`, for what changes a table of the metadata's database."""
+        """As `_on`, for calls that change a table of the metadata's database."""
         try:
             return await self._on(table, function)
         except TablesNoSpace:
@@ -401,12 +405,12 @@ class RocksTables:
         return await self._read(table, lambda handle: list(handle.get(list(keys))))
 
     async def _read(self, table: str, function: Callable[[Any], Result]) -> Result:
-        """As `_on`, for what only reads.
+        """As `_on`, for calls that only read.
 
-        A sector of a partition that the device cannot read, however often it is asked, is as good
-        as rotten: its copies are answered as not known, and come from other nodes. Otherwise no
-        read, scrub or donor would ever get past it. An error that passes is no rot. A device that
-        is gone takes no note of damage either, so that a later start knows of none.
+        A sector of a partition that the device cannot read in any try counts as rotten: reads
+        report its copies as unknown, and other nodes send them. Otherwise no read, scrub or donor
+        would ever get past it. An error that passes is no rot. If the whole device is gone, the
+        note of the damage cannot be written either, so a later start knows of no damage.
 
         Raises:
             ChecksumMismatch: it cannot be read.
@@ -448,7 +452,7 @@ class RocksTables:
         self._used.clear()
         self._close_handles()
         if self._is_stuck:
-            gc.collect()  # as in `_open_anew`, for who opens it again in this process
+            gc.collect()  # as in `_open_anew`, for later code in this process that opens it
 
     def _close_handles(self) -> None:
         # One handle left open keeps the directory locked for as long as the process lives.

@@ -1,11 +1,11 @@
-"""Tables: sorted keys and values in named tables, as LogsDB needs them of a store below.
+"""Tables of sorted keys and values: the interface through which LogsDB uses the store below it.
 
-`rocks_logs` keeps them in RocksDB, most in a database each; the simulator has a twin; one
-contract suite holds both to the words below.
+`rocks_logs` implements it with RocksDB, mostly with a database for each table. The simulator has an
+implementation of its own. One contract suite checks that both keep the promises below.
 
-Each table is durable up to a write of its own. A crash may lose writes since the table's last
-flush, from the end and independently for each table, or keep them. So to order two tables, flush
-one before writing the other.
+Each table is durable up to a write of its own. A crash may keep the writes since the table's last
+flush, or lose some of them from the end, independently for each table. So to order two tables,
+flush one before writing the other.
 
 Source: docs/design.md §5, §10 ("loses unflushed writes at a crash, per column family").
 """
@@ -122,7 +122,7 @@ class Tables(Protocol):
         """
 
     async def disk_bytes(self) -> int:
-        """Bytes that all tables take on the disk, about.
+        """The approximate bytes that all tables take on the disk.
 
         Raises:
             TablesFailed: see the module.
@@ -158,11 +158,11 @@ async def scan_all(
 
 
 WRITE_BYTES = 1 << 20
-"""Bytes of one write, as of blocks: about a millisecond that the loop waits for the GIL."""
+"""The most bytes of one write, as for blocks: the loop waits about a millisecond for the GIL."""
 
 
 WRITE_ROWS = 1024
-"""Rows of one write: small rows cost by their number, about a microsecond each."""
+"""The most rows of one write: each small row takes about a microsecond."""
 
 
 async def write_durably(tables: Tables, table: str, rows: Iterable[Row]) -> None:
@@ -184,4 +184,4 @@ async def write_durably(tables: Tables, table: str, rows: Iterable[Row]) -> None
 
 
 MakeTables = Callable[[str, StorageSettings, Host], Tables]
-"""Given a directory, of this alone: the tables in it, to be opened."""
+"""Makes the tables in a directory that is for them alone. The caller opens them."""

@@ -39,7 +39,8 @@ class OwnCopies:
             frozenset(nodes_in(asked.region)) if asked.region else frozenset(),
             asked.quiet,
         )
-        # Equal for equal rules; with each block, streams at the tail are looked up by it.
+        # A number that is equal for equal rules. For each block, the streams at the tail are found
+        # by it.
         self.kind = kinds(self._rule)
         self._mine: dict[tuple[int, ...], Part] = {}
 

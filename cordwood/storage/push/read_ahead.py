@@ -1,4 +1,4 @@
-"""Batches read from LogsDB before their readers may have them.
+"""Batches that are read from LogsDB before they may be sent to their readers.
 
 A reader of cold data gets its blocks from one node at a time: consecutive blocks have one copyset,
 and one node of a copyset sends. If that node does not read the next batch while the last one
@@ -134,12 +134,14 @@ def cut(run: BlockRun, bound: int, bytes_max: int) -> tuple[BlockRun, BlockRun |
     blocks, later = run.blocks[:count], run.blocks[count:]
     next_lsn = last + 1 if is_full else max(bound, last) + 1
     if not (blocks or run.passed or any(each[0] < next_lsn for each in run.damaged)):
-        # Nothing is there: after an empty window it is told how far, as `read_streams` does.
+        # There is no block in the part: report how far it is empty, as `read_streams` does after an
+        # empty window.
         begins = [each.header.first for each in later[:1]] + [each[0] for each in run.damaged]
         next_lsn = max(next_lsn, min(begins, default=run.next))
     if next_lsn >= run.next:
         return run, None
     now = [each for each in run.damaged if each[0] < next_lsn]
-    # A range that reaches further is told now as a whole, as a read with these limits tells it.
+    # A damaged range that reaches past the part is reported now as a whole, as a read with these
+    # limits reports it.
     behind = [each for each in run.damaged if each[0] >= next_lsn]
     return BlockRun(blocks, next_lsn, run.passed, now), BlockRun(later, run.next, 0, behind)

@@ -44,8 +44,8 @@ class ReadRights:
 
     Attributes:
         unsure: whether no log but the event log may be read yet, see `StorageEngine.unsure`.
-        in_use: gives the logs with readers. on_known: called with a log when its digest becomes
-            known, or known again.
+        in_use: gives the logs with readers.
+        on_known: called with a log when its digest becomes known, or known again.
     """
 
     def __init__(self, tree: LogTree, unsure: bool = False) -> None:
@@ -54,13 +54,14 @@ class ReadRights:
         self.on_known: Callable[[int], None] = lambda log: None
         self._tree = tree
         self._digests: dict[int, str] = {}
-        # Those whose digest is as of the newest known change of the tree, or has to serve as if.
+        # The logs with a digest as of the newest known change of the tree, or with an old digest
+        # that has to serve in its place.
         self._current: set[int] = set()
         self._wanted: dict[int, None] = {}
         self._changes = 0
         self._seen = 0
         self._news = asyncio.Event()
-        # Of the next try to learn what could not be read.
+        # The timer of the next try to learn the digests that could not be read.
         self._later: asyncio.TimerHandle | None = None
 
     def may_read(self, log: int, token: str) -> bool | None:
@@ -114,7 +115,7 @@ class ReadRights:
             AccessDenied: it may not.
             Retryable: the metadata store does not answer.
         """
-        info = await self._tree.described(LogId(log))
+        info = await self._tree.of_one_moment(LogId(log))
         wanted = info.attributes.write_token if info is not None else ""
         if wanted and wanted not in tokens:
             raise AccessDenied(f"log {log} wants a write token, and this client showed none")
@@ -208,7 +209,7 @@ class ReadRights:
             for log in logs:
                 if log not in found:
                     try:
-                        info = await self._tree.described(LogId(log))
+                        info = await self._tree.of_one_moment(LogId(log))
                     except Malformed as error:
                         # Trap: an entry of a newer version would hold up the reads of all logs.
                         unread[log] = error

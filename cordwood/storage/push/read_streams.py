@@ -83,14 +83,14 @@ BATCH_BLOCKS = 4096
 
 TICK_BYTES = 8 << 20
 TICK_BATCHES = 256
-"""Bytes that one tick sends to all clients: a few milliseconds of work, so that a release that
-wakes thousands of streams does not delay appends. LogDevice gives a read a second of a thread of
-its own; here it shares the loop."""
+"""The most bytes and the most batches that one tick sends to all clients: a few milliseconds of
+work. So a release that wakes thousands of streams does not delay appends. LogDevice gives a read a
+second of its own thread; here reads share the loop with appends."""
 
 TICK_S = 0.005
-"""And how long it takes at most, by one batch: bytes and batches say little of the time of many
-small blocks, of filters, or of a busy core. An append waits behind it, and its own turn and sync
-take about as long."""
+"""The longest time of a tick's sends, exceeded by one batch at most. The numbers of bytes and
+batches tell little about the time that many small blocks, filters or a busy core take. An append
+waits for this time, and its own tick and sync take about as long."""
 
 STREAMS_MAX = 10_000
 """Streams on one connection; a client reads far fewer logs at once."""
@@ -129,7 +129,8 @@ class ReadStreams:
         self._ahead: ReadAhead[PushStream] = ReadAhead()
         self._by_connection: dict[Connection, dict[int, PushStream]] = {}
         self._by_log: dict[int, dict[PushStream, None]] = {}
-        # Ready streams, in turn: those that may send, and by connection those that wait for it.
+        # Ready streams, in turn: streams that may send, and for each full connection the streams
+        # that wait for it.
         self._ready: TurnQueue[Connection, PushStream] = TurnQueue()
         self._parked: dict[Connection, list[PushStream]] = {}
         self._pumping = False
@@ -429,10 +430,10 @@ class ReadStreams:
             self._send_blocks(stream, ())
 
     def _tell_tiered(self, stream: PushStream) -> None:
-        """Before `next` moves: what of the way lies in main storage.
+        """Tell the reader, before `next` moves past them, which ranges are in main storage.
 
-        Race: blocks that were read from LogsDB may have left it meanwhile, some of them. Without
-        this the reader would take them for lost.
+        Race: some of the blocks in the range may have been let go of during the read. Without this
+        message the reader would take them for lost.
         """
         held = self._reader.get(stream.log)
         if held is not None and held.tier >= stream.next and not stream.digest:
@@ -441,7 +442,7 @@ class ReadStreams:
     def _send_blocks(self, stream: PushStream, parts: Sequence[Buffer], blocks: int = 0) -> None:
         released, trim = self._released(stream.log), self._trim(stream.log)
         if stream.digest and (held := self._reader.get(stream.log)) is not None:
-            trim = held.gone  # a recovery plugs nothing up to there
+            trim = held.gone  # a recovery plugs no hole up to there
         head = BlocksHead(stream.number, blocks, stream.next, released, trim)
         kind = Kind.HEADS if stream.heads_only else Kind.BLOCKS
         stream.connection.send(kind, 0, (blocks_head(head), *parts))
@@ -565,7 +566,7 @@ class ReadStreams:
                 self._read_ahead(stream)
         stream.fetching = False
         # Trap: a closed connection may still flush its data, but it takes no more. Without this
-        # check its streams would be read for again and again until it is gone.
+        # check the node would read for its streams again and again until it is gone.
         if stream.until >= 0 and stream.connection.is_open:
             self._wake(stream)
 

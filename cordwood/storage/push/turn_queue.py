@@ -1,4 +1,4 @@
-"""A fair queue for the things of many clients: the clients take turns, with one thing each.
+"""A fair queue for the items of many clients. The clients take turns, with one item in each turn.
 
 A client with a thousand streams gets no more turns than a client with one stream. The things of one
 client go in the order in which they came.

@@ -20,6 +20,7 @@ from cordwood.storage.logs_db.partition import Part
 
 STEP_BYTES = 1 << 20
 STEP_BLOCKS = 256
+"""The most bytes and blocks of one read. Between two reads other tasks get a turn."""
 
 
 async def words_of(engine: StorageEngine, ask: AskCopies) -> CopiesReply:
@@ -55,8 +56,8 @@ async def words_of(engine: StorageEngine, ask: AskCopies) -> CopiesReply:
         elif block_here is not None:
             words.append(_word(block_here.envelope))
         elif last <= gone:
-            # Main storage has it. A node that let go of it does not contradict other copies.
-            words.append(CopyWord(Has.TRIMMED))
+            # Main storage had the block. A node that let go of it does not contradict other copies.
+            words.append(CopyWord(Has.TRIMMED, is_let_go=True))
         elif engine.damage or any(a <= last and first <= b for a, b in damaged):
             words.append(CopyWord(Has.UNSURE))
         else:

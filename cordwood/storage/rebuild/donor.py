@@ -9,6 +9,10 @@ Other blocks that name a lost node are in flight, or their sequencer was lost. T
 soon, or become holes, and the donor is not done before that. If a log has no sequencer, the donor
 asks for the tail, which starts one. The end of a deleted log is never settled, and needs no copies.
 
+A pass finishes the moves that an earlier pass noted, also where the set has no work for this node
+any more: its drain was taken back, or it was lost and came back with its data. A node that starts
+does not know of such moves, so it makes a pass if the cluster ever had work for donors.
+
 All stores that this node took before it knew of the set are durable before a pass begins, so the
 pass sees them. Later stores that name a lost node are refused (`storage.refusals`).
 
@@ -19,15 +23,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence, Set
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping, Sequence, Set
+from dataclasses import replace
 
-from cordwood.block import EnvelopeFlag
 from cordwood.errors import (
     CordwoodError,
     Corrupt,
     NoSequencer,
     Overloaded,
+    Retryable,
     UnknownLog,
     Unreachable,
 )
@@ -35,21 +39,21 @@ from cordwood.layout.log_questions import Trim
 from cordwood.layout.message import AskTail, Call
 from cordwood.layout.message_impact import AskFitness, FitnessReply
 from cordwood.layout.message_rebuilding import DonorState, TellProducers
-from cordwood.layout.scrub_rows import DamagedRange
-from cordwood.layout.waves import StoredBlock, StoreRefusal, store_head
+from cordwood.layout.waves import StoredBlock
 from cordwood.lsn import LSN_MAX
 from cordwood.nodes import Member, NodeId
 from cordwood.protocol import event_log
 from cordwood.protocol.event_log import work_of
-from cordwood.protocol.rebalance_plan import gives, plan_given
 from cordwood.protocol.rebuild_flow import FlowLimits, RebuildFlow
-from cordwood.protocol.rebuild_plan import Losses, is_certain
+from cordwood.protocol.rebuild_plan import Losses
 from cordwood.rebuilding import RebuildingSet
 from cordwood.storage.engine import StorageEngine
 from cordwood.storage.log_cache import CachedLog
 from cordwood.storage.logs_db.partition import Part
 from cordwood.storage.logs_db.tables import TablesFailed
+from cordwood.storage.rebuild.donor_look import DonorLook, is_settled
 from cordwood.storage.rebuild.donor_pace import DonorPace
+from cordwood.storage.rebuild.donor_pass import LogWork, Pass
 from cordwood.storage.rebuild.epoch_nodesets import (
     EpochNodesets,
     ReadRecord,
@@ -57,15 +61,13 @@ from cordwood.storage.rebuild.epoch_nodesets import (
     heard_nodesets,
     told_nodesets,
 )
-from cordwood.storage.rebuild.moves import Moves, Report, held_of
+from cordwood.storage.rebuild.main_copies import FindMain
+from cordwood.storage.rebuild.moves import Moves
 from cordwood.storage.rebuild.staged_moves import StagedMoves
-from cordwood.storage.scrub.rotten_heads import rotten_heads
+from cordwood.storage.repair.sequencer_question import next_logs
 from cordwood.wire.peers import Peers
 
 logger = logging.getLogger(__name__)
-
-STEP_BLOCKS = 256
-STEP_BYTES = 1 << 20
 
 RUN_BLOCKS = 64
 """Number of blocks in one run of moves; a window has a few runs."""
@@ -81,59 +83,11 @@ LOST_PAUSE_S = 1.0
 """Pause between two calls that ask whether an absent node lost records."""
 
 STIRRED_MAX = 64
-"""Most logs whose tail is asked for after one pass."""
+"""Most logs whose tail is asked for after one pass. The next pass goes on with the logs behind
+them."""
 
 FULL_PAUSE_S = 0.1
-
-
-@dataclass(slots=True)
-class _ToDo:
-    """The work that a pass found in one log: the first block to move, and the amount."""
-
-    log: int
-    first: int
-    blocks: int = 0
-    bytes: int = 0
-
-
-@dataclass(slots=True)
-class Pass:
-    """One pass: the work that it found, and the results.
-
-    Attributes:
-        unsettled: logs with blocks that name a lost node and are not settled yet.
-        rotten: logs with copies that have rotted here. Nothing is repaired before it is released.
-        is_uncertain: some lost nodes together may have held a block that no other node has.
-    """
-
-    rebuilding: RebuildingSet
-    losses: Losses
-    report: Report = field(default_factory=Report)
-    todo: list[_ToDo] = field(default_factory=list)
-    unsettled: list[int] = field(default_factory=list)
-    rotten: list[int] = field(default_factory=list)
-    is_uncertain: bool = False
-    is_looking: bool = True
-    began_s: float = 0.0
-
-    @property
-    def is_done(self) -> bool:
-        """Whether nothing is left to this donor."""
-        return self.report.is_clean and not self.unsettled
-
-    @property
-    def blocked(self) -> str:
-        """The reasons why the pass is not done, as text; "" if it waits for nothing."""
-        report, found = self.report, []
-        if report.waits:
-            found.append(f"nodes {sorted(report.waits)} do not say what they have")
-        if report.stuck:
-            found.append(f"{report.stuck} blocks have no place: too few nodes, or in too few racks")
-        if self.unsettled:
-            found.append(f"the ends of {len(self.unsettled)} logs are not settled yet")
-        if report.trouble:
-            found.append(report.trouble)
-        return "; ".join(found)
+"""Pause before an empty store is tried again on a full WAL, which has free space after a flush."""
 
 
 class Donor:
@@ -150,6 +104,7 @@ class Donor:
         staged: StagedMoves,
         pace: DonorPace,
         run_bytes: Callable[[], int],
+        main: FindMain,
     ) -> None:
         self._me = me
         self._engine = engine
@@ -161,7 +116,10 @@ class Donor:
         self._pace = pace
         self._run_bytes = run_bytes
         self._pass: Pass | None = None
-        self._deleted: set[int] = set()
+        self._look = DonorLook(me, engine, members, pace, main, moves.ask)
+        self._stirred = 0  # the log whose tail was asked for last
+        # Whether moves may be noted here that no pass has finished.
+        self._may_have_noted = True
 
     def state(self) -> DonorState:
         """How far it is."""
@@ -178,7 +136,7 @@ class Donor:
         )  # fmt: skip
 
     def rest(self) -> None:
-        """There is nothing to do."""
+        """Note that the donor has nothing to do."""
         self._pass = None
 
     async def work(self, rebuilding: RebuildingSet, is_old: Callable[[], bool]) -> Pass:
@@ -189,14 +147,13 @@ class Donor:
         losses = replace(Losses.of(rebuilding), unsure=unsure)
         now = Pass(rebuilding, losses, began_s=loop.time())
         self._pass = now
+        has_order = self.has_order(rebuilding)
+        self._may_have_noted = self._may_have_noted or has_order
         try:
             # Race: a store that was submitted before this pass may name the lost node, and the look
             # would not see it.
             await self._settle_stores()
-            for log in sorted(self._engine.cache.logs):
-                if is_old():
-                    break
-                await self._look(log, now)
+            await self._look.look_at_all(now, is_old)
             now.is_looking = False
             if self._engine.damage:
                 now.report.trouble = f"this node lost records: {self._engine.damage}"
@@ -209,17 +166,20 @@ class Donor:
                 )
         except (TablesFailed, Corrupt, Overloaded, TimeoutError) as error:
             now.report.trouble = str(error) or "the WAL takes too long"
-        if now.is_done:
+        if now.is_done and has_order:
             # Trap: if the first member is known to have lost records, the next member is the
             # donor. If the first lost the block and no other node knew, no donor would give it.
             await self._hear_who_lost(silent, now, is_old)
-        if is_old():
-            now.report.again += 1
-        if now.is_done:
+        now.is_cut = now.is_cut or is_old()
+        if now.is_done and has_order:
             # Only at the end: the others then know all that this node knew as it gave its last
             # block.
-            await self._tell_known()
-        for log in [*now.unsettled, *now.rotten][:STIRRED_MAX]:
+            now.report.trouble = await self._tell_known()
+        if now.is_done or not (has_order or now.noted or now.is_looking or is_old()):
+            self._may_have_noted = False
+        # Logs that cannot be settled for now must not take the turns of the others.
+        for log in next_logs({*now.unsettled, *now.rotten}, self._stirred, STIRRED_MAX):
+            self._stirred = log
             await self._stir(log)
         return now
 
@@ -246,25 +206,30 @@ class Donor:
     async def _hear_who_lost(
         self, silent: frozenset[NodeId], now: Pass, is_old: Callable[[], bool]
     ) -> None:
-        """Wait for donors that did not say whether they lost records: they must be done too. If one
-        of them lost records, another pass follows."""
+        """Wait for nodes that did not say whether they lost records. They are donors too. If one of
+        them lost records, another pass follows."""
         while silent and not is_old():
             now.report.waits = set(map(int, silent))
             await asyncio.sleep(LOST_PAUSE_S)
             lost, silent = await self._ask_who_lost(silent)
             if lost:
-                now.report.again += 1
+                now.is_cut = True
                 break
         now.report.waits = set()
 
-    async def _tell_known(self) -> None:
+    async def _tell_known(self) -> str:
         """Tell the others up to where logs are trimmed, and of producers, before this node may be
         lost itself.
 
         No block tells this any more once it is trimmed or in main storage. A node that began anew
         does not know it, and takes it from the donors of the next node. A node that does not answer
         has its disk, or hears of it then.
+
+        Returns:
+            Why it has to be told again, "" if it need not: no other node took the data of a log,
+            and one of them may take it later. If this disk were lost next, nobody would know.
         """
+        untold = ""
         others = {node for node in self._peers.up if node != self._me}
         for log in sorted(self._engine.cache.logs):
             calls = self._known_of(log)
@@ -274,23 +239,31 @@ class Donor:
             of_log = {node for _, nodeset, _ in nodesets for node in nodeset.nodes} or others
             some = sorted(others & of_log)
             told = await asyncio.gather(*(self._tell_to(node, calls) for node in some))
-            others -= {node for node, goes_on in zip(some, told, strict=True) if not goes_on}
+            # A node may refuse data of one log and take data of others.
+            others -= {node for node, e in zip(some, told, strict=True) if _is_away(e)}
+            later = [e for e in told if isinstance(e, Retryable) and not _is_away(e)]
+            if later and None not in told:
+                untold = f"log {log}: no node takes its ends and producers: {later[0]}"
+        return untold
 
-    async def _tell_to(self, node: NodeId, calls: Sequence[Call]) -> bool:
-        """Whether a node can be told more: it may refuse data of one log and take data of
-        others."""
+    async def _tell_to(self, node: NodeId, calls: Sequence[Call]) -> CordwoodError | None:
+        """Tell a node the data of a log. Returns None if it took all of it; an error that may pass
+        comes before an error that stays."""
+        refused: CordwoodError | None = None
         for call in calls:
             try:
                 await self._peers.call(node, call, timeout_s=TELL_TIMEOUT_S)
             except CordwoodError as error:
                 logger.info("node %d did not take the ends and producers of a log: %s", node, error)
-                if isinstance(error, Unreachable):
-                    return False
-        return True
+                if _is_away(error):
+                    return error
+                refused = refused if isinstance(refused, Retryable) else error
+        return refused
 
     def _known_of(self, log: int) -> list[Call]:
         held = self._engine.cache.log(log)
-        # Both together: a trim point may lie inside an atomic group, and a release never does.
+        # Tell trim point and release together: a trim point may be inside an atomic group, and a
+        # release never is.
         trims = [Trim(log, held.trim, max(held.trim, held.released))] if held.trim else []
         return [*trims, *self._producers_of(log, held)]
 
@@ -309,135 +282,11 @@ class Donor:
             TimeoutError: it takes too long.
         """
         async with asyncio.timeout(SETTLE_TIMEOUT_S):
-            while await self._store_nothing():  # noqa: ASYNC110 - a flush makes free space
-                await asyncio.sleep(FULL_PAUSE_S)
-
-    async def _store_nothing(self) -> Sequence[StoreRefusal]:
-        """Make an empty store durable after all others. Returns the refusals."""
-        answer: asyncio.Future[Sequence[StoreRefusal]] = asyncio.get_running_loop().create_future()
-
-        def settled(refusals: Sequence[StoreRefusal]) -> None:
-            if not answer.done():
-                answer.set_result(refusals)
-
-        self._engine.store(0, memoryview(store_head(0)), settled)
-        return await answer
-
-    async def _look(self, log: int, now: Pass) -> None:
-        """The blocks to move in a log."""
-        held = self._engine.cache.log(log)
-        found = _ToDo(log, 0)
-        epochs = told_nodesets(self._engine, log, self._members())
-        is_unsettled = False
-        unread = self._unmended(log)
-        rotten: list[tuple[int, int]] = []
-        at = held.trim + 1
-        while at <= LSN_MAX:
-            run = await self._engine.reader.read(
-                log, at, LSN_MAX, _head, bytes_max=STEP_BYTES, blocks_max=STEP_BLOCKS
-            )
-            rotten += run.damaged
-            for block in run.blocks:
-                is_mine = self._is_mine(block, now.losses)
-                if not is_mine and not self._gives(block, now, epochs):
-                    continue
-                # Trap: recovery may still drop the block, or make a hole of it. A copy that was
-                # moved before would come back later.
-                if not is_settled(held, block):
-                    # A rebalance leaves it where it is.
-                    is_unsettled = is_unsettled or is_mine
-                    continue
-                found.first = found.first or block.header.first
-                found.blocks += 1
-                found.bytes += block.header.stored_bytes
-            at = run.next
-            # Reads from the cache do not pause: give other tasks a turn here.
-            await self._pace.breathe(len(run.blocks))
-        if log not in self._deleted:
-            if is_unsettled:
-                now.unsettled.append(log)
-            if rotten and await self._waits_for_rot(log, unread, rotten, now.losses, epochs):
-                now.rotten.append(log)
-                now.report.trouble = f"log {log}: copies have rotted here"
-        if found.blocks:
-            now.todo.append(found)
-        now.is_uncertain = now.is_uncertain or not self._is_certain(log, now.rebuilding)
-
-    def _unmended(self, log: int) -> list[DamagedRange]:
-        book, gone = self._engine.logs.damages, self._engine.gone_of(log)
-        return [each for each in book.of_log(log) if each.last > gone and not book.is_mended(each)]
-
-    async def _waits_for_rot(
-        self,
-        log: int,
-        unread: Iterable[DamagedRange],
-        rotten: Iterable[tuple[int, int]],
-        losses: Losses,
-        epochs: EpochNodesets,
-    ) -> bool:
-        """Whether this node may have to move a rotten copy, so that the pass has to wait for its
-        repair. Other rotten copies delay no pass: a rotten block of a log with one copy is never
-        repaired.
-
-        Args:
-            unread: the ranges that were known as rotten before the log was read.
-            rotten: the ranges that this read could not read; the book may not have them all yet.
-        """
-        gone, known = self._engine.gone_of(log), self._unmended(log)
-        # Race: a range that was mended since may have been mended after the read, which missed it.
-        if any(each.last > gone and each not in known for each in unread):
-            return True
-        for first, last in rotten:
-            if not any(each.first <= first and last <= each.last for each in known):
-                return True
-        held = self._engine.cache.log(log)
-        for each in known:
-            heads = await rotten_heads(self._engine.logs, each)
-            if heads is None:
-                # The only copy of a block was never moved, and names no other node.
-                if self._me in losses.leaving or not _has_one_copy(each, epochs):
-                    return True
-                continue
-            latest: dict[tuple[int, int, int], StoredBlock] = {}
-            for head in filter(held.counts_block, heads):
-                place = (head.header.first, head.header.last, head.header.kind)
-                best = latest.setdefault(place, head)
-                if best.envelope.precedence < head.envelope.precedence:
-                    latest[place] = head
-            if any(self._is_mine(head, losses) for head in latest.values()):
-                return True
-        return False
-
-    def _is_mine(self, block: StoredBlock, losses: Losses) -> bool:
-        """Whether a block is this node's to move."""
-        flags = block.envelope.flags
-        # It was given away already.
-        if flags & EnvelopeFlag.DRAINED:
-            return False
-        # This node began to move it, and no other node knows the new copyset.
-        if flags & EnvelopeFlag.MOVING:
-            return True
-        held = held_of(block)
-        return bool(losses.missing(held)) and losses.may_give(held, self._me)
-
-    def _gives(self, block: StoredBlock, now: Pass, epochs: EpochNodesets) -> bool:
-        """Whether a rebalance moves a block from here; blocks that must stay are counted."""
-        if not now.losses.shares:
-            return False
-        held = held_of(block)
-        share = gives(now.losses, held, self._me)
-        # Without the nodeset of the block's epoch nothing can be said of its failure domains.
-        known = epochs.of(held.epoch) if share is not None else None
-        if share is None or known is None or plan_given(held, share, *known) is not None:
-            return share is not None
-        if now.is_looking:
-            now.report.kept += 1
-            now.report.kept_bytes += held.stored_bytes
-        return False
-
-    def _is_certain(self, log: int, rebuilding: RebuildingSet) -> bool:
-        told = told_nodesets(self._engine, log, self._members())
-        return all(is_certain(rebuilding, *each[1:]) for each in told.history)
+            while True:
+                try:
+                    return await self._engine.settle_stores()
+                except Retryable:
+                    await asyncio.sleep(FULL_PAUSE_S)  # a flush makes free space
 
     async def _move_all(self, now: Pass, is_old: Callable[[], bool]) -> None:
         flow = RebuildFlow(FlowLimits(), asyncio.get_running_loop().time())
@@ -453,19 +302,20 @@ class Donor:
                 tasks.create_task(lane())
 
     async def _move_log(
-        self, todo: _ToDo, now: Pass, flow: RebuildFlow, is_old: Callable[[], bool]
+        self, todo: LogWork, now: Pass, flow: RebuildFlow, is_old: Callable[[], bool]
     ) -> None:
-        log, held = todo.log, self._engine.cache.log(todo.log)
+        look, log, held = self._look, todo.log, self._engine.cache.log(todo.log)
         members = self._members()
         epochs = told_nodesets(self._engine, log, members)
 
         def wanted(block: StoredBlock) -> Part:
             is_wanted = is_settled(held, block) and (
-                self._is_mine(block, now.losses) or self._gives(block, now, epochs)
+                look.is_mine(block, now.losses, lambda: epochs)
+                or look.gives_away(block, now, lambda: epochs)
             )
             return Part.WHOLE if is_wanted else Part.NOTHING
 
-        unread = self._unmended(log)
+        unread = self._look.unmended(log)
         rotten: list[tuple[int, int]] = []
         at = max(todo.first, held.trim + 1)
         try:
@@ -483,12 +333,13 @@ class Donor:
                 rotten += run.damaged
                 at = run.next
                 await asyncio.sleep(0)
-            # The look before read no bodies: what only this read found is looked at once more.
-            is_kept = log not in self._deleted
+            # The first look read no bodies. Damage that only this read found is looked at once
+            # more.
+            is_kept = log not in self._look.deleted
             if (
                 is_kept
                 and rotten
-                and await self._waits_for_rot(log, unread, rotten, now.losses, epochs)
+                and await self._look.waits_for_rot(log, unread, rotten, now, epochs)
             ):
                 now.report.trouble = f"log {log}: copies have rotted here"
         except (TablesFailed, Corrupt, Overloaded) as error:
@@ -518,7 +369,7 @@ class Donor:
             except UnknownLog:
                 # No sequencer ever settles the end of a deleted log, and no reader asks for it. So
                 # its end may never be repaired.
-                self._deleted.add(log)
+                self._look.deleted.add(log)
                 return
             except CordwoodError as error:
                 logger.info("log %d: its end is not settled, and: %s", log, error)
@@ -530,24 +381,17 @@ class Donor:
         """The lost nodes whose blocks this node has to give."""
         return work_of(rebuilding, self._me)
 
-    def has_work(self, rebuilding: RebuildingSet) -> bool:
+    def has_order(self, rebuilding: RebuildingSet) -> bool:
         """Whether this node has to give blocks, for a lost node or for a rebalance."""
         return bool(self.work_left(rebuilding)) or event_log.gives(rebuilding, self._me)
 
-
-def _has_one_copy(damaged: DamagedRange, epochs: EpochNodesets) -> bool:
-    """Whether all epochs of a range store one copy of each block."""
-    first, last = damaged.first >> 32, damaged.last >> 32
-    starts = [since for since, _, _ in epochs.history if first < since <= last]
-    found = [epochs.of(epoch) for epoch in (first, *starts, last)]
-    return all(each is not None and each[1].copies == 1 for each in found)
-
-
-def is_settled(held: CachedLog, block: StoredBlock) -> bool:
-    """Whether a block is settled: released, or of an epoch whose end is known here."""
-    last = block.header.last
-    return last <= held.readable or last >> 32 in held.ends or last >> 32 <= held.clean
+    def has_work(self, rebuilding: RebuildingSet) -> bool:
+        """Whether a pass is due: blocks to give, or moves that may be noted here and unfinished.
+        None is noted before the first order to donors."""
+        may_have_noted = self._may_have_noted and rebuilding.version > 0
+        # An unsure node may have an old disk, whose moves others have overtaken.
+        return self.has_order(rebuilding) or (may_have_noted and not self._engine.unsure)
 
 
-def _head(block: StoredBlock) -> Part:
-    return Part.HEAD
+def _is_away(error: CordwoodError | None) -> bool:
+    return isinstance(error, Unreachable)

@@ -16,14 +16,16 @@ from cordwood.protocol.rebuild_pace import PERIOD_S, YieldingPace
 from cordwood.storage.store_waits import StoreWaits
 
 LAG_EVERY_S = 0.025
-"""Number of looks at the loop in each period; each costs a few microseconds."""
+"""The time between two looks at the delay of the loop; each look takes a few microseconds."""
 
 FIRST_S = 0.1
-"""A first look that finds out only whether there is foreground work. On a node without any, a donor
-would else spend most of a short rebuilding at the floor."""
+"""The first period is shorter: it only finds out whether there is foreground work. On a node
+without foreground work, a donor would otherwise spend most of a short rebuilding at the lowest
+pace."""
 
 HEAD_COST_BYTES = 128
-"""The cost of a look at a block's head, in bytes of a donor's pace: about a tenth of a move."""
+"""The cost of a look at a block's head, in bytes of a donor's pace: less than a hundredth of a
+move."""
 
 RUN_S = 0.25
 """The longest time of a run at the present pace, so that other work does not wait long behind
@@ -69,7 +71,7 @@ class DonorPace:
     async def watch(self) -> None:
         """Pace the donor, until cancelled."""
         loop = asyncio.get_running_loop()
-        self._waits.take()  # of before
+        self._waits.take()  # drop the waits from before
         await asyncio.sleep(FIRST_S)
         if not self._waits.stores:
             self._look(0, 0.0)

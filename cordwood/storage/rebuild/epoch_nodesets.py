@@ -13,7 +13,7 @@ import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import NamedTuple
 
-from cordwood.errors import CordwoodError
+from cordwood.errors import CordwoodError, Malformed
 from cordwood.layout.message import AskNodesets, NodesetsReply
 from cordwood.layout.message_logs import EpochNodes
 from cordwood.metadata.epoch_store import EpochRecord
@@ -52,7 +52,12 @@ def told_nodesets(
     engine: StorageEngine, log: int, members: Mapping[NodeId, Member]
 ) -> EpochNodesets:
     """The nodesets that this node was told; some nodes hear of a nodeset late."""
-    return _recorded(*engine.nodesets(log), members)
+    try:
+        return _recorded(*engine.nodesets(log), members)
+    except Malformed as error:
+        # An earlier version took what it could not use. The epoch store and other nodes know.
+        logger.warning("log %d: %s", log, error)
+        return EpochNodesets(0, [])
 
 
 async def heard_nodesets(

@@ -19,7 +19,7 @@ from cordwood.lsn import LSN_MAX
 from cordwood.nodes import Member, NodeId
 from cordwood.storage.engine import StorageEngine
 from cordwood.storage.logs_db.partition import Part
-from cordwood.storage.rebuild.donor import is_settled
+from cordwood.storage.rebuild.donor_look import is_settled
 from cordwood.storage.rebuild.epoch_nodesets import ReadRecord, asked_nodesets, told_nodesets
 
 LOOK_BLOCKS = 4096

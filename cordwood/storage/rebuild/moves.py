@@ -12,15 +12,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from crc32c import crc32c
 
 from cordwood.block import Buffer, Envelope, EnvelopeFlag
-from cordwood.errors import CordwoodError, Unreachable
+from cordwood.errors import Unreachable
 from cordwood.layout.block_header import HEADER_BYTES, pack_envelope
 from cordwood.layout.frame import Kind, checksum
-from cordwood.layout.log_questions import AskCopies, CopiesReply
 from cordwood.layout.waves import (
     Refusal,
     StoredBlock,
@@ -34,23 +33,41 @@ from cordwood.protocol.rebalance_plan import gives, plan_given
 from cordwood.protocol.rebuild_compare import (
     Finding,
     Has,
+    LetGo,
     Word,
     compare,
     held_in_common,
     is_overtaken,
+    let_go,
     precedence_of,
-    rank_of,
+    taken_for_trimmed,
     whole_without,
 )
 from cordwood.protocol.rebuild_flow import RebuildFlow, Step
-from cordwood.protocol.rebuild_plan import Held, Known, Losses, Move, Stuck, after_asking, plan_move
+from cordwood.protocol.rebuild_plan import (
+    Held,
+    Known,
+    Losses,
+    Move,
+    Stuck,
+    after_asking,
+    plan_move,
+    with_awaited,
+)
 from cordwood.quorum.copyset import Chance
-from cordwood.storage.rebuild.copies import told_rank
+from cordwood.storage.rebuild.copy_questions import (
+    CopyQuestions,
+    Report,
+    by_block,
+    copies_of,
+    has_let_go,
+    held_of,
+)
 from cordwood.storage.rebuild.epoch_nodesets import EpochNodesets
+from cordwood.storage.rebuild.main_copies import FindMain
 from cordwood.wire.peers import Peers
 from cordwood.wire.store_channel import StoreChannel
 
-ASK_TIMEOUT_S = 10.0
 STORE_TIMEOUT_S = 10.0
 FULL_PAUSE_S = 0.2
 LEFT_TRIES = 5
@@ -61,36 +78,8 @@ LEFT_MAX = 100_000
 """Most blocks for which these passes are counted; other blocks are found later."""
 
 FULL_TRIES = 25
-"""Pause for a full node, which has free space again after a flush; new copies wait behind
-appends."""
-
-
-@dataclass(slots=True)
-class Report:
-    """The results of moves.
-
-    Attributes:
-        blocks, bytes: new copies that are durable, and the bytes of their bodies.
-        again: blocks that must be looked at once more.
-        stuck: blocks for which too few nodes are left.
-        kept, kept_bytes: blocks that a rebalance chose and that must stay.
-        waits: nodes that have data and do not answer.
-        trouble: the last error; "" for none.
-    """
-
-    blocks: int = 0
-    bytes: int = 0
-    again: int = 0
-    stuck: int = 0
-    kept: int = 0
-    kept_bytes: int = 0
-    waits: set[int] = field(default_factory=set)
-    trouble: str = ""
-
-    @property
-    def is_clean(self) -> bool:
-        """Whether all came to its end."""
-        return not (self.again or self.stuck or self.waits or self.trouble)
+"""The most tries to store a copy on a full node. The node has free space again after a flush, and
+new copies wait behind appends."""
 
 
 @dataclass(slots=True)
@@ -111,13 +100,17 @@ class _Work:
         return envelope_of(self.block, self.move.copyset, self.rank - noted, flags)
 
 
-def held_of(block: StoredBlock) -> Held:
-    """A block for the rules, with the rank of its envelope for a wave."""
-    header, envelope = block.header, block.envelope
-    return Held(
-        header.log, header.first, header.last, header.append_time_us, header.stored_bytes,
-        0, tuple(envelope.copyset), told_rank(envelope),
-    )  # fmt: skip
+def _named(block: StoredBlock, losses: Losses, epochs: EpochNodesets) -> Held:
+    """A block for the rules; one with too few copies names the lost nodes of its nodeset."""
+    held = held_of(block)
+    known = None if _is_noted(block) else epochs.of(held.epoch)
+    return held if known is None else with_awaited(held, losses, *known)
+
+
+def _is_short(block: StoredBlock, held: Held) -> bool:
+    """Whether `_named` has named lost nodes."""
+    copyset = tuple(block.envelope.copyset)
+    return len(held.copyset) > len(copyset) and held.copyset[: len(copyset)] == copyset
 
 
 def envelope_of(block: StoredBlock, copyset: Sequence[int], rank: int, flags: int = 0) -> Envelope:
@@ -138,6 +131,7 @@ class Moves:
         random: Chance,
         available: Callable[[], Set[NodeId]],
         frame_bytes: Callable[[], int],
+        main: FindMain,
     ) -> None:
         self._me = me
         self._peers = peers
@@ -145,6 +139,9 @@ class Moves:
         self._random = random
         self._available = available
         self._frame_bytes = frame_bytes
+        self._main = main
+        self._questions = CopyQuestions(me, peers, available, main)
+        self.ask = self._questions.ask_if_there
         # By log and first LSN: the number of passes in which a copy was left over, and no copyset
         # whole.
         self._left: dict[tuple[int, int], int] = {}
@@ -160,18 +157,20 @@ class Moves:
     ) -> None:
         """Move blocks of one log that are this node's to move, or were noted by it."""
         log = blocks[0].header.log
-        plans: list[tuple[StoredBlock, Held, Move | None, Losses]] = []
+        plans: list[_Plan] = []
         told_losses = await self._told_losses(log, blocks, losses, report)
         for block, here in zip(blocks, told_losses, strict=True):
-            held = held_of(block)
             if here is None:
                 continue
+            held = _named(block, here, epochs)
             if crc32c(block.body) != block.header.stored_crc:
                 report.trouble = f"log {log}: the copy at {format_lsn(held.first)} has rotted here"
                 continue
-            found = self._plan(block, held, here, epochs) or self._plan_given(
-                held, here, epochs, report
-            )
+            if _is_short(block, held) and not here.gives_awaited(held, self._me):
+                report.elsewhere += 1
+                continue
+            found = self._plan(block, held, here, epochs)
+            found = found or self._plan_given(held, here, epochs, report)
             if isinstance(found, Stuck):
                 report.stuck += 1
             elif found is _UNKNOWN:
@@ -180,13 +179,12 @@ class Moves:
                 plans.append((block, held, found if isinstance(found, Move) else None, here))
         if not plans:
             return
-        asked = {n for _, held, move, _ in plans for n in (*held.copyset, *(move or _NONE).stores)}
-        words = await self._ask(log, [held for _, held, _, _ in plans], asked, losses)
         works: list[_Work] = []
         taken: list[tuple[StoredBlock, Known, int]] = []
         left_over: list[tuple[StoredBlock, Held, Losses]] = []
-        for index, (block, held, move, here) in enumerate(plans):
-            told = {node: each[index] for node, each in words.items()}
+        for block, held, move, here, told in await self._ask_holders(
+            log, plans, losses, epochs, report
+        ):
             if _is_noted(block) and not is_overtaken(held, told):
                 works.append(self._noted(block, held, move, told))
                 continue
@@ -205,46 +203,119 @@ class Moves:
                 case Finding.MOVE if move is not None:
                     works.append(_work(block, move, told))
                 case _:
-                    pass  # trimmed, or the noted move is over
+                    pass  # it is trimmed, or the noted move is over
         set_aside, given = await self._settle(log, left_over, epochs, report)
         taken += set_aside
         works += given
         await self._put_own(taken, report)
         await self._go_through(works, released, flow, report)
 
+    async def _ask_holders(
+        self,
+        log: int,
+        plans: Sequence[_Plan],
+        losses: Losses,
+        epochs: EpochNodesets,
+        report: Report,
+    ) -> list[tuple[StoredBlock, Held, Move | None, Losses, Mapping[int, Word]]]:
+        """The planned moves, with the answers of their nodes. A block that main storage has, and of
+        which a node let go, is left out. A block that main storage lost is planned anew, without
+        the nodes that let go of it."""
+        asked = {n for _, held, move, _ in plans for n in (*held.copyset, *(move or _NONE).stores)}
+        words = await self._questions.ask(log, [held for _, held, _, _ in plans], asked, losses)
+        told = by_block(words, len(plans))
+        doubtful = [at for at, each in enumerate(told) if has_let_go(each)]
+        is_safe = await self._questions.are_safe(log, [plans[at][1] for at in doubtful], report)
+        unknown = set(doubtful) if is_safe is None else set[int]()
+        doubtful = [] if is_safe is None else doubtful
+        lost = [at for at, safe in zip(doubtful, is_safe or (), strict=True) if not safe]
+        if lost:
+            # Any node of the nodesets may be past them.
+            everyone = self._available() - {self._me}
+            more = await self._questions.ask(log, [plans[at][1] for at in lost], everyone, losses)
+            for at, each in zip(lost, by_block(more, len(lost)), strict=True):
+                told[at] = {**told[at], **each}
+        found: list[tuple[StoredBlock, Held, Move | None, Losses, Mapping[int, Word]]] = []
+        for at, (block, held, move, here) in enumerate(plans):
+            if at in unknown:
+                continue  # the report says that main storage does not answer
+            known = let_go(told[at], at not in lost)
+            if known is None:
+                # A noted move ends all the same: nodes that let go of a block take its envelope.
+                if _is_noted(block) and move is None:
+                    found.append((block, held, move, here, taken_for_trimmed(told[at])))
+                continue
+            if not known.past:
+                found.append((block, held, move, here, told[at]))
+                continue
+            if not (here.missing(held) or _is_noted(block)):
+                report.kept += 1  # a rebalance leaves it
+                report.kept_bytes += held.stored_bytes
+                continue
+            here = replace(here, lacking=here.lacking | known.past & {*held.copyset})
+            again = self._plan(block, held, here, epochs, known.past)
+            if isinstance(again, Stuck):
+                report.stuck += 1
+                report.only_here += 1
+            elif isinstance(again, Move):
+                found.append((block, held, again, here, known.words))
+        return found
+
     async def _told_losses(
         self, log: int, blocks: Sequence[StoredBlock], losses: Losses, report: Report
     ) -> list[Losses | None]:
         """The lost members of each block, including nodes that lost records and report that they
         lack it; None if one of these does not answer."""
-        doubts = {
-            at: d for at, b in enumerate(blocks) if (d := losses.doubts(held_of(b), self._me))
-        }
+        doubts: dict[int, frozenset[int]] = {}
+        for at, block in enumerate(blocks):
+            held = held_of(block)
+            of_block = losses.doubting(held, self._main().is_kept(log, held.last))
+            if found_doubts := of_block.doubts(held, self._me):
+                doubts[at] = found_doubts
         found: list[Losses | None] = [losses] * len(blocks)
         if not doubts:
             return found
         asked = frozenset[int]().union(*doubts.values())
-        words = await self._ask(log, [held_of(blocks[at]) for at in doubts], asked, losses)
+        some = [held_of(blocks[at]) for at in doubts]
+        words = await self._questions.ask(log, some, asked, losses)
+        past = [has_let_go(each) for each in by_block(words, len(some))]
+        is_safe = await self._questions.are_safe(
+            log, [each for each, is_past in zip(some, past, strict=True) if is_past], report
+        )
+        judged = iter(is_safe or ())
         for index, (at, nodes) in enumerate(doubts.items()):
+            if past[index] and is_safe is None:
+                found[at] = None
+                continue
+            is_lost = past[index] and not next(judged)
             if silent := nodes - words.keys():
                 report.waits.update(silent)
                 found[at] = None
                 continue
             told = {node: words[node][index].has for node in nodes}
-            lacking = frozenset(n for n, has in told.items() if has in (Has.NO, Has.UNSURE))
+            without = frozenset(n for n, has in told.items() if has in (Has.NO, Has.UNSURE))
+            lacking = without & losses.unsure
+            if is_lost:
+                lacking |= frozenset(n for n, has in told.items() if has is Has.LET_GO)
             found[at] = replace(losses, lacking=lacking)
         return found
 
     def _plan(
-        self, block: StoredBlock, held: Held, losses: Losses, epochs: EpochNodesets
+        self,
+        block: StoredBlock,
+        held: Held,
+        losses: Losses,
+        epochs: EpochNodesets,
+        past: frozenset[int] = frozenset(),
     ) -> Move | Stuck | str | None:
+        """See `plan_move`; nodes of `past` can take no copy."""
         found = epochs.of(held.epoch)
         if found is None:
             return _UNKNOWN
         nodeset, replication = found
         return plan_move(
-            held, self._me, losses, nodeset, replication, self._available(), self._random,
-            noted=_is_noted(block),
+            held, self._me, losses, nodeset, replication, self._available() - past, self._random,
+            noted=_is_noted(block) or _is_short(block, held),
         )  # fmt: skip
 
     def _plan_given(
@@ -270,28 +341,6 @@ class Moves:
         known = Move(held, tuple(map(NodeId, held.copyset)), (), others, changes=True)
         return _Work(block, known, held.wave, Step.AMEND)
 
-    async def _ask(
-        self, log: int, blocks: Sequence[Held], nodes: Iterable[int], losses: Losses
-    ) -> dict[int, Sequence[Word]]:
-        """The nodes' answers about blocks; nodes that do not answer are left out."""
-        gone = losses.gone | {self._me}
-        asked = [NodeId(n) for n in sorted(set(nodes) - gone) if n in self._available()]
-        question = _question(blocks)
-        answers = await asyncio.gather(*(self._ask_one(node, question) for node in asked))
-        return {n: words for n, words in zip(asked, answers, strict=True) if words is not None}
-
-    async def _ask_one(self, node: NodeId, question: AskCopies) -> list[Word] | None:
-        try:
-            reply = await self._peers.call(node, question, timeout_s=ASK_TIMEOUT_S)
-        except CordwoodError:
-            return None  # the report names it, and it is asked again
-        if not isinstance(reply, CopiesReply) or len(reply.words) != len(question.blocks):
-            return None
-        return [
-            Word(Has(w.has), rank_of(w.by_recovery, w.seal_epoch, w.wave), tuple(w.copyset))
-            for w in reply.words
-        ]
-
     async def _settle(
         self,
         log: int,
@@ -304,28 +353,35 @@ class Moves:
         if not blocks:
             return [], []
         everybody = self._available() - {self._me}
-        question = _question(held for _, held, _ in blocks)
+        question = copies_of(held for _, held, _ in blocks)
         nodes = sorted(everybody)
-        answers = await asyncio.gather(*(self._ask_one(node, question) for node in nodes))
+        answers = await asyncio.gather(*(self._questions.ask_one(node, question) for node in nodes))
         found: list[tuple[StoredBlock, Known, int]] = []
         works: list[_Work] = []
+        words = {int(n): a for n, a in zip(nodes, answers, strict=True) if a is not None}
+        told = by_block(words, len(blocks))
+        past = [has_let_go(each) for each in told]
+        is_safe = await self._questions.are_safe(
+            log, [b[1] for b, is_past in zip(blocks, past, strict=True) if is_past], report
+        )
+        judged = iter(is_safe or ())
         for index, (block, held, losses) in enumerate(blocks):
-            told: dict[int, Word] = {
-                n: a[index] for n, a in zip(nodes, answers, strict=True) if a is not None
-            }
-            if any(word.has is Has.TRIMMED for word in told.values()):
+            if past[index] and is_safe is None:
+                continue  # the report says that main storage does not answer
+            known = let_go(told[index], not past[index] or next(judged))
+            if known is None or any(word.has is Has.TRIMMED for word in known.words.values()):
                 continue  # it goes here too
-            whole = whole_without(self._me, told)
+            whole = whole_without(self._me, known.words)
             if whole is not None:
                 self._left.pop((log, held.first), None)
-                # Ranks above its own envelope, so that it replaces it.
+                # The new envelope ranks above the block's own envelope, and so replaces it.
                 rank = max(whole.wave, held.wave + 1)
                 found.append((block, Known(rank, whole.copyset), int(EnvelopeFlag.DRAINED)))
                 continue
             report.again += 1
-            move = self._move_of_none(block, held, losses, epochs, told)
+            move = self._move_of_none(block, held, losses, epochs, known)
             if move is not None:
-                works.append(_work(block, move, told))
+                works.append(_work(block, move, known.words))
         return found, works
 
     def _move_of_none(
@@ -334,20 +390,20 @@ class Moves:
         held: Held,
         losses: Losses,
         epochs: EpochNodesets,
-        told: Mapping[int, Word],
+        known: LetGo,
     ) -> Move | None:
         """The move of a block without a whole copyset, after this has lasted long enough."""
         place = held.log, held.first
         if place not in self._left and len(self._left) >= LEFT_MAX:
             return None
         self._left[place] = self._left.get(place, 0) + 1
-        known = epochs.of(held.epoch)
-        if self._left[place] < LEFT_TRIES or known is None:
+        of_epoch = epochs.of(held.epoch)
+        if self._left[place] < LEFT_TRIES or of_epoch is None:
             return None
-        if set(known[0].nodes) - losses.gone - {self._me} - told.keys():
+        if {*of_epoch[0].nodes} - losses.gone - {self._me} - known.words.keys() - known.past:
             return None  # a node that does not answer may hold it in a whole copyset
-        common = held_in_common(held, self._me, losses, told)
-        found = None if common is None else self._plan(block, common, losses, epochs)
+        common = held_in_common(held, self._me, losses, known.words)
+        found = None if common is None else self._plan(block, common, losses, epochs, known.past)
         if not isinstance(found, Move):
             return None
         del self._left[place]
@@ -426,7 +482,7 @@ class Moves:
                 to.setdefault(node, []).append(work)
         answers = await asyncio.gather(
             *(
-                self._ask_one(node, _question(work.move.block for work in some))
+                self._questions.ask_one(node, copies_of(work.move.block for work in some))
                 for node, some in to.items()
             )
         )
@@ -519,13 +575,8 @@ class Moves:
 
 
 _UNKNOWN = "unknown"
+_Plan = tuple[StoredBlock, Held, Move | None, Losses]
 _NONE = Move(Held(1, 1, 1, 0, 0, 0, ()), (), (), (), changes=False)
-
-
-def _question(blocks: Iterable[Held]) -> AskCopies:
-    """A node's copies of some blocks of one log."""
-    some = list(blocks)
-    return AskCopies(some[0].log, tuple((held.first, held.last) for held in some))
 
 
 def _is_noted(block: StoredBlock) -> bool:

@@ -1,8 +1,9 @@
 """Rebuilding on one node: it follows the event log, works as a donor, and reports losses.
 
-The event log (`metadata.event_log`) is heard together with the member list, and between two
-readings of that where it is a log. The status of a node's data is derived from it here, over what
-an operator said by hand. While nothing is heard, the last set that was read counts.
+The node reads the event log (`metadata.event_log`) together with the member list. If the event log
+is a log, the node also follows it between two readings of the member list. The status of a node's
+data is derived from it here, over what an operator said by hand. While neither can be read, the
+last set that was read counts.
 
 - *News*: a node that added an event with more work, or less, asks the others for their state. They
   read the event log anew for the answer, so donors begin within milliseconds and all together.
@@ -38,7 +39,14 @@ from cordwood.layout.message_rebuilding import (
 )
 from cordwood.layout.rebuild_events import pack_set
 from cordwood.nodes import Member, NodeId, Nodeset, Replication
-from cordwood.protocol.event_log import Verdict, authority_of, gives, refuses
+from cordwood.protocol.event_log import (
+    Verdict,
+    authority_of,
+    gives,
+    left_out,
+    refuses,
+    with_holder,
+)
 from cordwood.protocol.rebuild_watch import LossWatch, Start, on_start
 from cordwood.quorum.authority import rebuilt_nodes
 from cordwood.rebuilding import (
@@ -52,15 +60,25 @@ from cordwood.rebuilding import (
     RebuildingSet,
     Transfer,
     Undrained,
-    Unrecoverable,
 )
 from cordwood.settings import NodeSettings
 from cordwood.storage.rebuild.copies import words_of
-from cordwood.storage.rebuild.donor import Donor, Pass
+from cordwood.storage.rebuild.donor import Donor
 from cordwood.storage.rebuild.donor_pace import DonorPace
+from cordwood.storage.rebuild.donor_pass import Pass
+from cordwood.storage.rebuild.drain_orders import CheckPlaces, DrainOrders
 from cordwood.storage.rebuild.epoch_nodesets import heard_nodesets, told_nodesets
 from cordwood.storage.rebuild.held_groups import HeldGroups
+from cordwood.storage.rebuild.main_copies import FindMain
+from cordwood.storage.rebuild.members_now import joined_now, members_now
 from cordwood.storage.rebuild.moves import Moves
+from cordwood.storage.rebuild.order_events import (
+    carried_out,
+    event_of,
+    is_carried_out,
+    words_of_refusal,
+    words_of_report,
+)
 from cordwood.storage.rebuild.staged_moves import StagedMoves
 from cordwood.wire.peers import Peers, wait_at_most
 from cordwood.wire.store_channel import StoreChannel
@@ -68,6 +86,7 @@ from cordwood.wire.store_channel import StoreChannel
 if TYPE_CHECKING:
     from cordwood.host.seams import Host
     from cordwood.metadata.event_log import EventLog
+    from cordwood.metadata.joins import Joins
     from cordwood.metadata.membership import Membership
     from cordwood.storage.engine import StorageEngine
     from cordwood.storage.rebuild.epoch_nodesets import ReadRecord
@@ -80,6 +99,11 @@ RebuildCall = AskCopies | SayRebuild | AskRebuilding | SayRebalance | AskHeld
 AGAIN_S = 1.0
 """Pause between two passes of a donor that could not finish."""
 
+NOTED_AGAIN_S = 10.0
+NOTED_AGAIN_MAX_S = 640.0
+"""Pause after a pass that could not finish noted moves, where no node waits for this donor; twice
+as long after each, because each pass reads all heads."""
+
 LOOK_S = 1.0
 """Pause between two looks for dead nodes."""
 
@@ -91,8 +115,8 @@ PROGRESS_S = 5.0
 """Pause between two events of progress: each is a write of the whole set."""
 
 NEWS_TIMEOUT_S = 2.0
-"""As long as a node waits for another that it tells of an event: the other hears of it by itself
-with the next member list."""
+"""The longest wait for a node that is told of an event. That node will also learn of it with its
+next reading of the member list."""
 
 
 class RebuildRole:
@@ -101,6 +125,7 @@ class RebuildRole:
     Attributes:
         set: the rebuilding set as last read.
         staging: the staged blocks of this node, set before `connect`.
+        owes_drain: whether this node is to order its own drain again, see `Admission`.
         on_change: called after each later set, so that the whole node uses the same set as its
             donor.
     """
@@ -115,14 +140,17 @@ class RebuildRole:
         members: Callable[[], Mapping[NodeId, Member]],
         seal: Callable[[], Awaitable[None]],
         membership: Membership,
+        joins: Joins,
         healing: Callable[[], HealState],
     ) -> None:
         """
         Args:
-            healing: the state of healing this node's WAL. seal: seals every log up to its newest
-            epoch: some epochs may have been recovered without this node.
+            healing: the state of healing this node's WAL.
+            seal: seals every log up to its newest epoch: some epochs may have been recovered
+                without this node.
         """
         self.set = RebuildingSet()
+        self.owes_drain = False
         self.staging: Staging
         self.on_change: Callable[[], None] = lambda: None
         self._settings = settings
@@ -134,18 +162,22 @@ class RebuildRole:
         self._members = members
         self._seal = seal
         self._membership = membership
+        self._joins = joins
         self._healing = healing
         self._owes_seals = False
         self._watch = LossWatch(self._me, settings.rebuild_after_s)
         self._changed = asyncio.Event()
         self._has_news = asyncio.Event()
         self._told: str = ""
+        self._told_lost: dict[NodeId, Verdict] = {}
         self._given = Gave(self._me, 0)
         self._donor: Donor
         self._held = HeldGroups(engine, members, read_record)
         self._pace: DonorPace
         self._peers: Peers
+        self._drains: DrainOrders
         self._dead: Callable[[], Set[NodeId]] = frozenset
+        self._dies: Callable[[NodeId], Awaitable[bool]]
 
     def connect(
         self,
@@ -153,23 +185,36 @@ class RebuildRole:
         channel: StoreChannel,
         dead: Callable[[], Set[NodeId]],
         silent: Callable[[], Set[NodeId]],
+        dies: Callable[[NodeId], Awaitable[bool]],
         run_bytes: Callable[[], int],
+        check_places: CheckPlaces,
+        main: FindMain,
     ) -> None:
-        """The node's view of the others, which it has later than its store."""
+        """Take the ways to the other nodes. They exist later than the node's store.
+
+        Args:
+            dies: see `Gossip.dies`.
+            check_places: see `DrainOrders`.
+        """
 
         def available() -> frozenset[NodeId]:
             return frozenset(peers.up) - silent()
 
         self._peers = peers
-        moves = Moves(self._me, peers, channel, self._host.random, available, run_bytes)
+        moves = Moves(self._me, peers, channel, self._host.random, available, run_bytes, main)
         staged = StagedMoves(
             self._me, self.staging, peers, self._newest_nodeset, self._host.random, available
         )
         self._pace = DonorPace(float(self._settings.storage.rebuild_bytes_s), self._engine.waits)
         self._dead = dead
+        self._dies = dies
+        self._drains = DrainOrders(
+            lambda: self.set, self.refresh, self._say, self._read_record, self._members, dead,
+            check_places,
+        )  # fmt: skip
         self._donor = Donor(
             self._me, self._engine, self._members, self._read_record, peers, moves, staged,
-            self._pace, run_bytes,
+            self._pace, run_bytes, main,
         )  # fmt: skip
 
     async def _newest_nodeset(self, log: int) -> tuple[Nodeset, Replication] | None:
@@ -196,7 +241,7 @@ class RebuildRole:
         newest = record.history[-1]
         return newest.nodeset(members), newest.replication
 
-    # The set, and what follows from it.
+    # The set, and its consequences.
 
     async def refresh(self, *, strictly: bool = False) -> None:
         """Take the known set.
@@ -219,6 +264,10 @@ class RebuildRole:
             self._changed.set()
             self.on_change()
 
+    def on_sure(self) -> None:
+        """This node's data is what the cluster has: its donor may look for noted moves."""
+        self._changed.set()
+
     def overlaid(self, members: Iterable[Member]) -> tuple[Member, ...]:
         """Members with the status that the set gives them. New epochs leave out a drained node.
         They keep a lost node: nodesets that shrink with each loss would soon have no place for new
@@ -233,6 +282,10 @@ class RebuildRole:
         weight = 0.0 if entry.drain or entry.relocates else member.weight
         return replace(member, authority=status, weight=weight)
 
+    def told_statuses(self) -> frozenset[NodeId]:
+        """The nodes to which the set gives a status."""
+        return frozenset(NodeId(each.node) for each in self.set.lost if not each.ranges)
+
     def refused(self, members: Iterable[Member]) -> frozenset[NodeId]:
         """Nodes that no copyset of a new block may name."""
         mine = frozenset({self._me} if self._owes_seals else ())
@@ -241,22 +294,29 @@ class RebuildRole:
     # Working.
 
     async def run(self) -> None:
-        """Give as a donor, until cancelled."""
+        """Work as a donor, until cancelled."""
+        noted_pause_s = NOTED_AGAIN_S
         while True:
             self._changed.clear()
             rebuilding = self.set
             if not self._donor.has_work(rebuilding):
                 self._donor.rest()
+                noted_pause_s = NOTED_AGAIN_S
                 await self._changed.wait()
                 continue
             made = await self._work(rebuilding)
             self._count_given(made)
-            if made.is_done and await self._say_done(made):
+            if await self._ask_to_give(made) or (made.is_done and await self._say_done(made)):
                 continue
             if made.blocked and made.blocked != self._told:
                 logger.warning("rebuilding waits: %s", made.blocked)
             self._told = made.blocked
-            await wait_at_most(self._changed, AGAIN_S)
+            if self._donor.has_order(rebuilding):
+                noted_pause_s = NOTED_AGAIN_S
+                await wait_at_most(self._changed, AGAIN_S)
+            else:
+                await wait_at_most(self._changed, noted_pause_s)
+                noted_pause_s = min(NOTED_AGAIN_MAX_S, 2 * noted_pause_s)
 
     def _count_given(self, made: Pass) -> None:
         """Add a pass to this node's totals of a rebalance: a stop needs another pass."""
@@ -274,6 +334,8 @@ class RebuildRole:
     async def _work(self, rebuilding: RebuildingSet) -> Pass:
         async with asyncio.TaskGroup() as tasks:
             telling = tasks.create_task(self._tell_progress(rebuilding))
+            if not self._donor.has_order(rebuilding):
+                telling.cancel()  # no order waits for it
             pacing = tasks.create_task(self._pace.watch())
             made = await self._donor.work(
                 rebuilding, lambda: self.set.version != rebuilding.version
@@ -296,8 +358,11 @@ class RebuildRole:
 
     async def _say_done(self, made: Pass) -> bool:
         """Report that this donor is done. Returns False if the report failed."""
+        lost_nodes = self._donor.work_left(made.rebuilding)
         try:
-            for lost in self._donor.work_left(made.rebuilding):
+            if lost_nodes and await self._ask_left_out():
+                return True
+            for lost in lost_nodes:
                 event = IsRebuilt(lost, self._me, made.rebuilding.version, not made.is_uncertain)
                 verdict = await self._say(event)
                 logger.info("node %d: what this node had to give is given: %s", lost, verdict.value)
@@ -309,6 +374,41 @@ class RebuildRole:
             return False
         return True
 
+    async def _ask_to_give(self, made: Pass) -> bool:
+        """Become a donor of lost nodes of which blocks here lack copies. Returns whether the set
+        has changed by it."""
+        event = with_holder(made.rebuilding, made.short_of, self._me)
+        if event is None:
+            return False
+        try:
+            verdict = await self._say(event)
+        except CordwoodError as error:
+            logger.warning("that this node has to give blocks could not be said: %s", error)
+            made.is_cut = True
+            return False
+        logger.warning(
+            "node %d: an end of an epoch has too few copies, and this node is a donor of them: %s",
+            event.node, verdict.value,
+        )  # fmt: skip
+        made.is_cut = verdict is not Verdict.TAKEN
+        return not made.is_cut
+
+    async def _ask_left_out(self) -> bool:
+        """Make donors of the members that an entry leaves out. Returns whether there was one: all
+        donors begin anew then."""
+        members = await members_now(self._membership, self._peers, self._members())
+        event = left_out(self.set, members, self._me)
+        if event is not None:
+            event = left_out(self.set, members, self._me, await joined_now(self._joins))
+        if event is None:
+            return False
+        verdict = await self._say(event)
+        logger.warning(
+            "node %d: not all members were asked for what it lost, so all are: %s",
+            event.node, verdict.value,
+        )  # fmt: skip
+        return True
+
     async def _say(self, event: RebuildEvent) -> Verdict:
         before = self.set.version
         after, verdict = await self._events.say(event)
@@ -318,9 +418,11 @@ class RebuildRole:
         return verdict
 
     async def tell_news(self) -> None:
-        """Have the others read each new version of the set that this node wrote, until cancelled.
+        """Tell the other nodes to read each new version of the set that this node wrote, until
+        cancelled.
 
-        They would read it with their next member list, and a rebuilding ends with its last donor.
+        Without this they would read it with their next member list, and a rebuilding lasts until
+        its last donor is done.
         """
         while True:
             await self._has_news.wait()
@@ -347,12 +449,20 @@ class RebuildRole:
                 await self.look_at_self()
                 due = self._watch.due(loop.time(), self._members(), self._dead(), self.set)
                 for event in due:
-                    verdict = await self._say(event)
-                    logger.warning("node %d is lost: %s", event.node, verdict.value)
+                    self._tell_lost(event.node, await self._say(event))
             except NotOurCluster:
                 raise
             except CordwoodError as error:
                 logger.warning("the loss could not be reported: %s", error)
+
+    def _tell_lost(self, node: int, verdict: Verdict) -> None:
+        """Log the effect of a report, once. A refused report is repeated each second."""
+        dead = self._dead()
+        self._told_lost = {n: told for n, told in self._told_lost.items() if n in dead}
+        if self._told_lost.get(NodeId(node)) is verdict:
+            return
+        self._told_lost[NodeId(node)] = verdict
+        logger.warning("node %d is lost: %s", node, words_of_report(node, verdict))
 
     async def look_at_self(self) -> None:
         """Report that this node runs with its data, if the set says otherwise.
@@ -375,10 +485,18 @@ class RebuildRole:
             logger.warning("this node was called lost, and is here: %s", verdict.value)
             if verdict is Verdict.DONE_ALREADY:
                 raise NotOurCluster(stale_words(self._settings))
+            self.owes_drain = entry.drain
         if self._owes_seals and self.set.entry(self._me) is None:
             await self._events.keep()  # see `Admission.complete`
             await self._seal()
             self._owes_seals = False
+        if self.owes_drain and not self._owes_seals:
+            nodes = tuple(sorted(self._members()))
+            try:
+                await self._drains.begin(NeedsRebuild(self._me, nodes, drain=True, forced=True))
+            except Rejected as error:
+                logger.warning("the drain of this node ended with its loss: %s", error)
+            self.owes_drain = False
 
     # Calls.
 
@@ -408,11 +526,17 @@ class RebuildRole:
     async def _obey(self, call: SayRebuild) -> None:
         members = self._members()
         node = call.node
+        came = self._drains.came(node, call.if_version)
         if NodeId(node) not in members:
             known = ", ".join(map(str, sorted(members)))
             raise BadSetting(f"there is no node {node}; there are {known}")
-        is_up = NodeId(node) not in self._dead()
-        if is_up and call.order in (RebuildOrder.START, RebuildOrder.GONE):
+        if self._drains.has_changed(came):
+            await self.refresh(strictly=True)
+            if self._drains.has_changed(came) and is_carried_out(call.order, self.set.entry(node)):
+                return
+            self._drains.check_same(came)
+        is_for_dead = call.order in (RebuildOrder.START, RebuildOrder.GONE)
+        if is_for_dead and not await self._dies(NodeId(node)):
             raise Rejected(
                 f"node {node} is up, so its data is not lost: stop it, and wait some seconds until "
                 "the others take it for dead. To take a node out that is up, drain it"
@@ -420,9 +544,25 @@ class RebuildRole:
         entry = self.set.entry(node)
         if call.order is RebuildOrder.ABORT and entry is not None and not entry.is_empty:
             await self._membership.owe_seals(NodeId(node))
-        verdict = await self._say(self._event_of(call, tuple(sorted(members))))
-        if verdict not in (Verdict.TAKEN, Verdict.UNCHANGED, *_carried_out(call.order)):
-            raise Rejected(_words_of_refusal(node, verdict))
+        # Read again: a node may have joined while this call waited, and be a donor.
+        event = event_of(call, tuple(sorted(self._members())))
+        if isinstance(event, NeedsRebuild) and event.drain:
+            verdict = await self._drains.begin(event, came.seen)
+        elif isinstance(event, Undrained):
+            verdict = await self._drains.end(
+                NodeId(node), unless_empty=call.unless_empty, seen=came.seen
+            )
+        elif isinstance(event, Aborted):
+            verdict = await self._drains.abort(NodeId(node), came.seen)
+        else:
+            if came.is_late():
+                await self.refresh(strictly=True)
+            if self._drains.has_changed(came) and is_carried_out(call.order, self.set.entry(node)):
+                return
+            self._drains.check_same(came)
+            verdict = await self._say(event)
+        if verdict not in (Verdict.TAKEN, Verdict.UNCHANGED, *carried_out(call.order)):
+            raise Rejected(words_of_refusal(node, verdict))
 
     async def _rebalance(self, call: SayRebalance) -> None:
         members = self._members()
@@ -439,43 +579,14 @@ class RebuildRole:
         if verdict not in (Verdict.TAKEN, Verdict.UNCHANGED):
             raise Rejected(f"nothing is rebalanced: {verdict.value}; see `cordwood rebuild`")
 
-    def _event_of(self, call: SayRebuild, nodes: tuple[int, ...]) -> RebuildEvent:
-        node = call.node
-        match call.order:
-            case RebuildOrder.START:
-                return NeedsRebuild(node, nodes, forced=call.forced)
-            case RebuildOrder.DRAIN:
-                return NeedsRebuild(node, nodes, drain=True, forced=call.forced)
-            case RebuildOrder.GONE:
-                return Unrecoverable(node)
-            case RebuildOrder.UNDRAIN:
-                return Undrained(node)
-            case RebuildOrder.ABORT:
-                return Aborted(node)
-
 
 def stale_words(settings: NodeSettings) -> str:
     """The error of a node that must not serve its old copies."""
+    node, directory = settings.node, settings.directory
     return (
-        f"node {settings.node} was away, and its data was made anew on other nodes meanwhile: "
-        f"remove {settings.directory} (or move it away), and start the node again. It joins empty"
+        f"node {node} was away, and the data of its logs was made anew on other nodes meanwhile. "
+        f"If `cordwood ledgers list --node {node}` lists any ledger, its only copies may be in "
+        f"{directory}: give `cordwood nodes keep-ledgers {directory}`, and start the node again. "
+        "It drops the blocks of its logs, and joins with its ledgers. "
+        f"Otherwise move {directory} away, and start the node again. It joins empty"
     )
-
-
-def _carried_out(order: RebuildOrder) -> tuple[Verdict, ...]:
-    """Verdicts that mean that an order was already carried out.
-
-    A client sends an order a second time if the first node does not answer in time. With `Rejected`
-    as the answer, the client would believe that the order had no effect.
-    """
-    takes_back = order in (RebuildOrder.UNDRAIN, RebuildOrder.ABORT)
-    return (Verdict.UNKNOWN_NODE,) if takes_back else ()
-
-
-def _words_of_refusal(node: int, verdict: Verdict) -> str:
-    hints = {
-        Verdict.TOO_MANY: "; bring nodes back first, or insist with --force",
-        Verdict.UNKNOWN_NODE: "; see `cordwood rebuild`",
-        Verdict.DONE_ALREADY: "; start it with an empty directory",
-    }
-    return f"node {node}: {verdict.value}{hints.get(verdict, '')}"

@@ -34,7 +34,7 @@ from cordwood.protocol.staged_plan import (
     plan_staged,
 )
 from cordwood.quorum.copyset import Chance
-from cordwood.storage.rebuild.moves import Report
+from cordwood.storage.rebuild.copy_questions import Report
 from cordwood.storage.staging.staged_index import StagedBlock
 from cordwood.storage.staging.staging import Staging
 from cordwood.wire.peers import Peers
@@ -54,6 +54,7 @@ TTL_MS_MIN = 60_000
 """Shortest life of a new copy: a pin on it must be durable before it could expire."""
 
 TTL_MS_MAX = (1 << 32) - 1
+"""Longest life of a new copy: the field of the call has 32 bits."""
 
 NewestNodeset = Callable[[int], Awaitable[tuple[Nodeset, Replication] | None]]
 
@@ -116,8 +117,8 @@ class StagedMoves:
     async def _ask(
         self, blocks: Mapping[bytes, StagedBlock], losses: Losses
     ) -> dict[int, dict[bytes, StagedAt]]:
-        """The answers of the other members with data about blocks; nodes without an answer are left
-        out."""
+        """The answers about blocks of the other members that have data. Nodes that do not answer
+        are left out."""
         by_node: dict[NodeId, list[bytes]] = {}
         for stage, held in blocks.items():
             for node in {*held.head.nodes} - losses.gone - {self._me}:

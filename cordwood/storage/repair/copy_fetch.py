@@ -1,4 +1,5 @@
-"""Reads what another node holds of a range: first heads only, then bodies from one node.
+"""Reads the blocks of a range from other nodes: first headers and envelopes only, then bodies from
+one node.
 
 These are read streams over the node's own peer connections, as clients have them: a node sends what
 is released, says which ranges it does not know (GAPS), and how far the log left it. Streams of
@@ -40,14 +41,15 @@ CONNECT_S = 1.0
 """The longest wait for a connection: a node that is up has one, or is tried again soon."""
 
 CREDIT_BYTES = 4 << 20
-"""What a node may send ahead of our word that it came."""
+"""The most bytes that a node may send before this node confirms earlier ones."""
 
 FETCH_BYTES_MAX = 64 << 20
-"""The most bodies that one fetch holds in memory: the largest block, many times."""
+"""The most bytes of bodies that one fetch holds in memory: twice the largest body."""
 
 HEADS_BYTES = 8 << 20
-"""Heads after which a fetch of them ends before its range does: some 60,000, which a busy node
-reads within a fraction of FETCH_TIMEOUT_S. The caller goes on behind them."""
+"""The most bytes of headers and envelopes in one fetch, some 60,000 of them. A fetch with more ends
+before its range does, and the caller continues after it. A busy node reads this many within a
+fraction of FETCH_TIMEOUT_S."""
 
 FIRST_STREAM = 1 << 31
 
@@ -70,7 +72,7 @@ class _Fetch:
         self.upto = request.start - 1
         self.blocks: list[StoredBlock] = []
         self.bytes = 0
-        self.gone = 0
+        self.gone = self.let_go = 0
         self.damaged: list[tuple[int, int]] = []
         self.is_sure = True
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -112,7 +114,7 @@ class CopyFetches:
             if (fetch := self._of(connection, stream)) is not None:
                 for gap in gaps:
                     if gap.reason == NodeGap.TIERED:
-                        fetch.gone = max(fetch.gone, gap.last)
+                        fetch.let_go = max(fetch.let_go, gap.last)
                     else:
                         fetch.is_sure = False
         else:
@@ -162,7 +164,7 @@ class CopyFetches:
         request = self._request(log, first, last, heads_only=not digest, digest=digest)
         fetch = await self._fetch(node, _Fetch(request, HEADS_BYTES, in_pieces=True))
         copies = [HeldCopy(block.header, block.envelope) for block in fetch.blocks]
-        return Said(copies, fetch.is_sure, fetch.gone, fetch.upto)
+        return Said(copies, fetch.is_sure, fetch.gone, fetch.upto, fetch.let_go)
 
     async def bodies(
         self, node: NodeId, log: int, first: int, last: int, *, digest: bool = False

@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Awaitable, Callable, Mapping, Sequence, Set
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -34,6 +34,7 @@ from cordwood.block import BlockHeader, EnvelopeFlag
 from cordwood.errors import CordwoodError, Overloaded, Unreachable
 from cordwood.layout.block_header import HEADER_BYTES, pack_envelope
 from cordwood.layout.engine_record import STORE_KIND
+from cordwood.layout.message import TailReply
 from cordwood.layout.scrub_rows import DamagedRange
 from cordwood.layout.scrub_state import ScrubState
 from cordwood.layout.waves import StoredBlock, StoreRefusal, store_head
@@ -53,6 +54,7 @@ from cordwood.protocol.write_pace import TokenBucket
 from cordwood.storage.logs_db.partition import Part
 from cordwood.storage.rebuild.epoch_nodesets import ReadRecord, asked_nodesets, told_nodesets
 from cordwood.storage.repair.copy_fetch import CopyFetches
+from cordwood.storage.repair.sequencer_question import next_logs
 from cordwood.storage.scrub.rotten_heads import rotten_heads
 
 if TYPE_CHECKING:
@@ -65,11 +67,19 @@ FOUND_MAX = 256
 """Ranges that reads found and that are not noted yet. More are found by the next read."""
 
 LOOK_S = 60.0
-"""Between two looks at the book without a word that it changed."""
+"""The longest time between two looks at the book, if no task reports a change of it."""
 
 LOOK_BYTES = 1 << 20
 LOOK_BLOCKS = 256
+"""The most bytes and blocks of one read of this node's own copies."""
 WHY_READ = "a read could not read it"
+
+STIRRED_MAX = 16
+"""The most logs of one round whose sequencers are asked for their tails. The next round goes on
+with the logs behind them."""
+
+AskSequencer = Callable[[int], Awaitable[TailReply | None]]
+"""See `sequencer_question`."""
 
 
 class Repairs:
@@ -104,15 +114,23 @@ class Repairs:
         self._turns = RepairTurns()
         self._found: dict[DamagedRange, None] = {}
         self._changed = asyncio.Event()
+        self._stirred = 0  # the log whose sequencer was asked last
         self._fetches: CopyFetches
+        self._ask_sequencer: AskSequencer
         self._dead: Callable[[], Set[NodeId]] = frozenset
         self._logs.damages.on_noted = self._changed.set
         self._logs.on_rot = self._on_rot
 
-    def connect(self, fetches: CopyFetches, dead: Callable[[], Set[NodeId]] = frozenset) -> None:
-        """Take the way to other nodes, which exists only after the store. Dead nodes are not
+    def connect(
+        self,
+        fetches: CopyFetches,
+        ask_sequencer: AskSequencer,
+        dead: Callable[[], Set[NodeId]] = frozenset,
+    ) -> None:
+        """Take the ways to other nodes, which exist only after the store. Dead nodes are not
         asked."""
         self._fetches = fetches
+        self._ask_sequencer = ask_sequencer
         self._dead = dead
 
     def _on_rot(self, found: Sequence[DamagedRange]) -> None:
@@ -150,7 +168,7 @@ class Repairs:
                 pass
 
     async def _note_found(self) -> None:
-        """Know durably what reads found."""
+        """Write the damage that reads found into the book, durably."""
         while self._found:
             each = next(iter(self._found))
             del self._found[each]
@@ -160,6 +178,7 @@ class Repairs:
     async def _round(self) -> None:
         loop = asyncio.get_running_loop()
         ranges = [each for each, _ in self._logs.damages.all()]
+        stirred: set[int] = set()
         for damaged in self._turns.due(ranges, loop.time()):
             if self._engine.failed:
                 return
@@ -170,9 +189,25 @@ class Repairs:
             if waits:
                 logger.info("log %d: %s is not mended yet: %s", damaged.log, _words(damaged), waits)
                 self._turns.on_failed(damaged, loop.time())
+                stirred.add(damaged.log)
             else:
                 self._turns.forget(damaged)
             self.waits = waits
+        # At once: a sequencer that does not answer takes seconds, and the next round waits for it.
+        logs = next_logs(stirred, self._stirred, STIRRED_MAX)
+        self._stirred = logs[-1] if logs else self._stirred
+        await asyncio.gather(*map(self._stir, logs))
+
+    async def _stir(self, log: int) -> None:
+        """Have all nodes of a log hear what is released.
+
+        A node that missed a release sends nothing above it. A log that nobody uses has no sequencer
+        that repeats the release.
+        """
+        try:
+            await self._ask_sequencer(log)
+        except CordwoodError as error:
+            logger.info("log %d: its sequencer does not answer: %s", log, error)
 
     def _is_there(self, damaged: DamagedRange) -> bool:
         """Whether a damaged range may still be read: it is neither dropped nor trimmed."""
@@ -193,19 +228,25 @@ class Repairs:
         epoch = damaged.last >> 32
         if digest and (self._engine.sealed(log) <= epoch or first >> 32 != epoch):
             return "it is not released yet"
+        waits = ""
         while True:
             plan = await self._plan(damaged, first, digest=digest)
             if digest and any(_is_by_recovery(take.copy) for take in plan.takes):
                 return "its epoch is being recovered"
             await self._take(log, plan.takes, digest=digest)
-            if not plan.is_whole:
-                return plan.waits
             last = min(plan.last, damaged.last)
+            if not plan.is_whole:
+                # Other nodes may know all behind a place of which they let go.
+                waits = waits or plan.waits
+                if plan.start > last or last == damaged.last:
+                    return waits
+                first = last + 1
+                continue
             if not await self._logs.note_mended(damaged, plan.start, last):
                 return ""  # its partition was dropped meanwhile
             logger.warning("log %d: %s is mended", log, _words(damaged._replace(last=last)))
             if last == damaged.last:
-                return ""
+                return waits
             first = last + 1
             damaged = damaged._replace(first=first)
 
@@ -223,8 +264,9 @@ class Repairs:
     async def restore(self, log: int, first: int, last: int) -> RepairPlan:
         """Store again what envelopes give to this node of `[first, last]`, which is released.
 
-        Nothing has to be known as damaged. What other nodes trimmed is left out, and is no reason
-        to wait: this node holds it no more than they do.
+        The range need not be noted as damaged. Blocks that other nodes trimmed are left out, and
+        this is no reason to wait: this node need not hold them either. Nor does it wait for nodes
+        that let go of a place: they never say more of it.
 
         Raises:
             CordwoodError: LogsDB cannot be read or written, or no holder has a good copy.
@@ -232,7 +274,7 @@ class Repairs:
         takes: list[Take] = []
         start = first
         while start <= last:
-            plan = await self._plan_range(log, start, last, known=None)
+            plan = await self._plan_range(log, start, last, known=None, believes_let_go=True)
             if plan.start > last:
                 break
             await self._take(log, plan.takes, digest=False)
@@ -247,7 +289,14 @@ class Repairs:
         return await self._plan_range(damaged.log, first, damaged.last, known, digest=digest)
 
     async def _plan_range(
-        self, log: int, first: int, last: int, known: BlockHeader | None, *, digest: bool = False
+        self,
+        log: int,
+        first: int,
+        last: int,
+        known: BlockHeader | None,
+        *,
+        digest: bool = False,
+        believes_let_go: bool = False,
     ) -> RepairPlan:
         """See `protocol.repair_plan`; of a range with many blocks only the first part is planned.
 
@@ -265,7 +314,9 @@ class Repairs:
         said = await self._ask(log, first, last, nodes, digest=digest)
         start, upto = part_to_plan(first, last, said)
         if start > upto:
-            return await self._plan_range(log, start, last, known, digest=digest)
+            return await self._plan_range(
+                log, start, last, known, digest=digest, believes_let_go=believes_let_go
+            )
         last = upto
         statuses = {
             member.node: member.authority
@@ -273,7 +324,10 @@ class Repairs:
             if member.authority is not Authority.FULLY_AUTHORITATIVE
         }
         mine = await self._mine(log, first, last)
-        return plan_repair(first, last, self._me, said, mine, epochs, statuses, known)
+        return plan_repair(
+            first, last, self._me, said, mine, epochs, statuses, known,
+            believes_let_go=believes_let_go,
+        )  # fmt: skip
 
     async def _epochs(
         self, log: int, first: int, last: int
@@ -293,7 +347,7 @@ class Repairs:
     async def _ask(
         self, log: int, first: int, last: int, nodes: Sequence[NodeId], *, digest: bool
     ) -> dict[NodeId, Said]:
-        """What nodes hold there; those that do not say are left out."""
+        """The nodes' answers about the range. Nodes that do not answer are left out."""
 
         async def ask(node: NodeId) -> Said | None:
             try:
@@ -318,7 +372,8 @@ class Repairs:
         return found
 
     async def _known(self, damaged: DamagedRange) -> BlockHeader | None:
-        """The header of the block that all of a range is, where its index entry can be read.
+        """The header of the block that fills all of a range, if its index entry can be read;
+        otherwise None.
 
         A copy that the end of its epoch removed is left out: no other node has it.
         """
@@ -384,7 +439,7 @@ class Repairs:
             Unreachable: the WAL takes too long, or failed.
         """
         engine = self._engine
-        if block.wire_bytes > engine.free_bytes:
+        if block.wire_bytes > engine.repair_bytes:
             raise Overloaded("this node has no free space")
         if engine.is_trimmed(block):
             return

@@ -20,13 +20,12 @@ import logging
 from collections.abc import Awaitable, Callable, Mapping, Set
 from typing import TYPE_CHECKING
 
-from cordwood.errors import CordwoodError, NoSequencer, UnknownLog, Unreachable
-from cordwood.layout.message import AskTail, TailReply
+from cordwood.errors import CordwoodError
 from cordwood.layout.message_rebuilding import HealState
-from cordwood.layout.waves import store_head
 from cordwood.nodes import NodeId
 from cordwood.protocol.wal_heal import HealBook, is_settled
 from cordwood.storage.repair.repairs import Repairs
+from cordwood.storage.repair.sequencer_question import ask_sequencer
 
 if TYPE_CHECKING:
     from cordwood.storage.engine import StorageEngine
@@ -35,19 +34,16 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 BEGINS_S = 0.0
-"""How long after its start a node begins. At once: until it is healed, recoveries go without it."""
+"""The time after its start at which a node begins. It begins at once, because recoveries do without
+it until it is healed."""
 
 LANES = 8
 """Logs that are healed side by side: most of the time is spent waiting for answers."""
 
-TAIL_TIMEOUT_S = 3.0
-HOPS = 4
-"""Nodes that are asked for a log's sequencer, one naming the next; the last may be this node."""
-
 FLUSH_TIMEOUT_S = 60.0
 NOTE_AGAIN_S = 1.0
 RESTORE_TRIES = 3
-"""Rounds over one log: what moved meanwhile is seen by the next one."""
+"""The most rounds over one log. The next round sees blocks that moved during the round before."""
 
 
 class WalHealing:
@@ -77,7 +73,7 @@ class WalHealing:
         self._dead: Callable[[], Set[NodeId]]
 
     def connect(self, peers: Peers, dead: Callable[[], Set[NodeId]]) -> None:
-        """The way to other nodes, which a node has later than its store."""
+        """Take the ways to the other nodes, which exist later than the node's store."""
         self._peers = peers
         self._dead = dead
 
@@ -108,8 +104,8 @@ class WalHealing:
             await self._round(self._book)
             if self._book.is_healed:
                 try:
-                    # Trap: while the WAL shows the damage, a start would find it again, and what
-                    # rots beside it later must be found.
+                    # Trap: while the WAL shows the damage, a start would find it again. And a start
+                    # must still find records that rot beside it later.
                     await self._flush_behind_it()
                     await self._engine.heal_loss()
                 except (CordwoodError, TimeoutError) as error:
@@ -124,12 +120,10 @@ class WalHealing:
 
         Raises:
             TimeoutError: it takes too long.
-            Retryable: the node stores nothing any more.
+            Retryable: the node stores nothing any more, or its WAL has no space just now.
         """
-        settled = asyncio.Event()
-        self._engine.store(0, memoryview(store_head(0)), lambda refusals: settled.set())
         async with asyncio.timeout(FLUSH_TIMEOUT_S):
-            await settled.wait()
+            await self._engine.settle_stores()
             await self._flush()
 
     async def _round(self, book: HealBook) -> None:
@@ -151,7 +145,7 @@ class WalHealing:
                 tasks.create_task(lane())
 
     async def _heal(self, log: int, book: HealBook) -> str:
-        """Heal a log; why it has to wait, "" if it is whole.
+        """Heal a log. Returns the reason why it has to wait, or "" if it is whole.
 
         Raises:
             CordwoodError: a call failed, or no holder has a good copy.
@@ -159,7 +153,7 @@ class WalHealing:
         if not await self._repairs.may_hold(log):
             return ""
         if book.bound(log) is None:
-            tail = await self._tail(log)
+            tail = await ask_sequencer(self._peers, self._me, self._dead, log)
             if tail is None:
                 return ""  # it was deleted
             book.on_numbered(log, tail.numbered)
@@ -167,7 +161,7 @@ class WalHealing:
         assert bound is not None, "just noted"
         held = self._engine.cache.log(log)
         if not is_settled(bound, held.readable):
-            # Asked below, its sequencer sends the release once more.
+            # The sequencer is asked below, and then sends the release once more.
             return await self._unless_deleted(log, "its end is not settled yet")
         for _ in range(RESTORE_TRIES):
             plan = await self._repairs.restore(log, held.gone + 1, bound)
@@ -182,36 +176,7 @@ class WalHealing:
     async def _unless_deleted(self, log: int, waits: str) -> str:
         """The reason why a log waits; "" if the log was deleted: it is never settled then."""
         try:
-            is_there = await self._tail(log) is not None
+            is_there = await ask_sequencer(self._peers, self._me, self._dead, log) is not None
         except CordwoodError:
             return waits
         return waits if is_there else ""
-
-    async def _tail(self, log: int) -> TailReply | None:
-        """What the log's sequencer says, which is started where there is none; None where the log
-        was deleted.
-
-        Raises:
-            CordwoodError: no node is its sequencer.
-        """
-        node, is_away = self._me, False
-        for _ in range(HOPS):
-            try:
-                ask = AskTail(log, activate_here=is_away)
-                reply = await self._peers.call(node, ask, timeout_s=TAIL_TIMEOUT_S)
-            except UnknownLog:
-                return None
-            except Unreachable:
-                if is_away or node == self._me:
-                    raise
-                node, is_away = self._me, True  # the log's own node does not answer
-            except NoSequencer as error:
-                if not error.node or error.node == node:
-                    raise
-                node, is_away = NodeId(error.node), False
-                if node in self._dead():
-                    node, is_away = self._me, True
-            else:
-                assert isinstance(reply, TailReply), "AskTail has one kind of answer"
-                return reply
-        raise Unreachable(f"log {log}: one node after the other names another sequencer")

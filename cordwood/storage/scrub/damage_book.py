@@ -2,7 +2,8 @@
 
 A damaged copy is never served and never reported as absent: reads report it as unknown
 (`logs_read`). Its partition is not cut, because a cut would write only the readable copies again
-and drop the damaged ones for good. The entry of a damaged copy goes with its partition.
+and drop the damaged ones for good. The entry of a damaged copy is deleted together with its
+partition.
 
 A range is *mended* once all blocks that this node should hold there are in the WAL again, and so in
 a later partition (`storage.repair`). The rotten copies stay where they are and are still not read.
@@ -97,8 +98,8 @@ class DamageBook:
         return partition in self._by_partition
 
     def joined(self, damaged: DamagedRange) -> tuple[DamagedRange, list[DamagedRange]] | None:
-        """What to note so that `damaged` is known, and what that takes the place of; None where
-        it is known already."""
+        """The range to note so that `damaged` is known, and the ranges that it replaces. None if it
+        is known already."""
         mine = [
             each
             for each in self._by_log.get(damaged.log, ())

@@ -6,11 +6,11 @@ whether each of the two has the other. Damaged rows stay as they are (`damage_bo
 get the answer "not known", never "absent"; `cordwood nodes scrub` shows it, and the log of the node
 says it as an error.
 
-How far it came is remembered when a partition is done, and now and then within one: a start
-goes on with the log that it was at. Files that the system's page cache still holds are read from
-there, so that what rots under it shows a pass later. If both the index entry and the body of a
-block vanish between the directory's first and last LSN, the scrub does not notice. Only a store
-below that silently loses rows does that.
+How far it came is remembered when a partition is done, and now and then within one: a start goes on
+with the log that it was at. Files that are in the system's page cache are read from there, so
+scrubbing finds rot on the disk below only in a later pass. If both the index entry and the body of
+a block vanish between the directory's first and last LSN, the scrub does not notice it. This
+happens only if the store below loses rows without an error.
 
 Source: docs/design.md §5; docs/sources/logdevice.md 2.10 (CHECKSUM_FAIL).
 """
@@ -65,8 +65,8 @@ class Scrub:
     """See the module; `run` does the work.
 
     Attributes:
-        progress: of the present pass; its `passes` counts ended passes. whole_passes: passes that
-            began and ended since the start.
+        progress: of the present pass; its `passes` counts ended passes.
+        whole_passes: passes that began and ended since the start.
     """
 
     def __init__(
@@ -78,7 +78,8 @@ class Scrub:
     ) -> None:
         """
         Args:
-            activity: rises with all that the node does for others.
+            activity: returns a number that rises with each piece of work that the node does for
+                others.
         """
         self.progress = Progress()
         self.whole_passes = 0
@@ -96,7 +97,7 @@ class Scrub:
         self._ended.set()
 
     async def run(self) -> None:
-        """Scrub until `close`; at once over where the budget is nothing."""
+        """Scrub until `close`. Returns at once if the budget is 0."""
         if self._stopping.is_set():
             return
         self._ended.clear()
@@ -355,7 +356,8 @@ class Scrub:
     async def _check_ends(
         self, partition: Partition, log: int, entry: DirectoryEntry, lowest: int, highest: int
     ) -> None:
-        """The directory says where a log's part begins and ends: the index must reach there."""
+        """Check that the index begins and ends at the LSNs that the directory names for a log's
+        part."""
         if highest < entry.last:
             first = max(highest + 1, entry.first)
             await self.report_damage(

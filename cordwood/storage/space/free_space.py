@@ -18,7 +18,8 @@ LATER_SHARE = 1 / 8
 """Share by which later waves may exceed `cache_bytes`, as `RETRY_SHARE` of the WAL."""
 
 RECOVERY_SHARE = 1 / 4
-"""Share by which stores of a recovery may exceed it: later waves leave them half of it."""
+"""Share by which stores of a recovery may exceed `cache_bytes`. Later waves leave half of it to
+them."""
 
 
 def first_wave_space(wal_capacity: int, wal_used: int, cache_bytes: int, cached: int) -> int:

@@ -1,9 +1,9 @@
 """The bytes of a whole log above some LSNs: the sum of its nodes' shares, a lower bound.
 
-Each node answers for its share of the blocks that came to it in their first wave
-(`payload_count`), in parts of the directory that lie wholly above the LSN. So no block is counted
-twice, for all copysets, weights and nodesets. A node that does not answer makes the sum smaller,
-and the log keeps more records until the node answers.
+Each node answers for its share of the blocks that came to it in their first wave (`payload_count`),
+in parts of the directory that lie wholly above the LSN. So no block is counted twice, whatever the
+copysets, weights and nodesets are. A node that does not answer makes the sum smaller, and the log
+keeps more records until the node answers.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class KeptBytes:
         self._peers = peers
 
     async def above(self, log: int, lsns: Sequence[int]) -> list[int]:
-        """The least bytes that the whole log has above each LSN.
+        """A lower bound of the bytes that the whole log has above each LSN.
 
         Raises:
             TablesFailed, Corrupt: this node's own part cannot be read.

@@ -1,14 +1,14 @@
 """How many bytes of a log a node answers for, so that nodes' sums never count a block twice.
 
 Retention by size must know what a whole log has above an LSN, and copies of a block lie on many
-nodes, not always as many. A block goes out in its first wave once, to one copyset. So each
-member of that copyset answers for its share of the body, and the shares add up to the body at
-most. A copy of a later wave, of a recovery or of a repair answers for nothing, nor does a block
-that no LNG covers: a recovery may plug it. An uncounted block is kept longer; a block counted twice
-would be deleted too early.
+nodes, not always as many. A block goes out in its first wave once, to one copyset. So each member
+of that copyset answers for its share of the body, and the shares add up to the body at most. A node
+does not count a copy of a later wave, of a recovery or of a repair. It also does not count a block
+that no LNG covers, because a recovery may plug it. An uncounted block is kept longer; a block
+counted twice would be deleted too early.
 
-A flush comes before the LNG of its newest blocks. These wait here, in memory, and are added
-to their own part of the directory by the flush that knows.
+A flush takes its newest blocks before their LNG is known. These blocks wait here, in memory. The
+first flush after their LNG is known adds them to their part of the directory.
 
 Source: docs/sources/logdevice.md 1 ("backlog"); docs/protocol/retention-and-trim.md.
 """
@@ -29,7 +29,8 @@ UNSURE_MAX = 4096
 
 
 class Unsure(NamedTuple):
-    """A block of which it is not known yet whether it stays; `partition` is where it lies."""
+    """A block that no LNG covers yet, so a recovery may still plug it. `partition` is the number of
+    its partition."""
 
     partition: int
     first: int

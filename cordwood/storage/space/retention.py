@@ -8,7 +8,8 @@ for some time one node may have trimmed records that another still has; a reader
 any node has trimmed. So a bound by size is compared with the bytes of the whole log. No node infers
 these from its own part, because copies are spread unevenly (`kept_bytes`).
 
-Deleted logs are trimmed whole, some time after they were first found missing. The check takes this
+Deleted logs are trimmed whole, some time after they were first found missing. That time is kept in
+LogsDB: a node that restarts often would otherwise never get there. The check takes this
 node's logs first, then the list of the metadata store. Then it looks up each log outside the list
 once more by itself, because a log may have been made in between. A log counts as deleted only if
 its own entry says that it was deleted. An error ends the pass.
@@ -46,13 +47,23 @@ from cordwood.settings import StorageSettings
 from cordwood.storage.engine import StorageEngine
 from cordwood.storage.logs_db.index_search import last_counted
 from cordwood.storage.logs_db.partition import Partition
+from cordwood.storage.logs_db.tables import TablesNoSpace
 
 logger = logging.getLogger(__name__)
 
 KEEPS_ALL = LogAttributes()
-"""Of a log whose entry cannot be read, as that of a newer version: nothing of it may go."""
+"""The attributes that are used for a log whose entry cannot be read, for example because a newer
+version wrote it. None of its records may be trimmed."""
 
 NEVER_US = 1 << 62
+
+FIRST_PASS_S = 1.0
+"""The first pass is made this long after the start. The sequencers of an embedded store are there
+by then, and a start is not slowed down."""
+
+LEARN_AGAIN_S = 300.0
+"""As often the attributes are read although the tree tells of no change: the process that made a
+change may have stopped before it told. A reading lists all logs."""
 
 TRIMS_AT_ONCE = 256
 """Trim points written at once: they share the WAL's blocks, and leave it free space."""
@@ -89,14 +100,20 @@ class Retention:
         self._settings = settings
         self._nodes = nodes
         self._changes = -1
+        self._learned_s = 0.0
         self._attributes: dict[int, LogAttributes] = {}
-        # By log that this node holds but the tree lacks: the time since when, on the loop's clock.
-        self._missing: dict[int, float] = {}
+        # By log that this node holds but the tree lacks: the time since when (µs, wall clock). None
+        # until it is read, because a restart does not begin the time anew.
+        self._missing_us: dict[int, int] | None = None
 
     async def run(self) -> None:
-        """Make a pass at intervals, until cancelled."""
+        """Make a pass soon, and then at intervals, until cancelled."""
+        # Number: an embedded store in a short program may be open for less than one interval each
+        # time. It would never trim.
+        pause_s = min(FIRST_PASS_S, self._settings.retention_every_s)
         while True:
-            await asyncio.sleep(self._settings.retention_every_s)
+            await asyncio.sleep(pause_s)
+            pause_s = self._settings.retention_every_s
             if self._engine.failed:
                 return
             try:
@@ -129,23 +146,29 @@ class Retention:
         # Not the event log: the list has never named it, so each change of the tree would ask for
         # it again.
         held = {*self._engine.cache.logs} - {EVENT_LOG}
+        if self._missing_us is None:
+            self._missing_us = await self._engine.logs.missing()
+        before = self._missing_us
         changes = await self._tree.changes()
-        if changes == self._changes and held <= self._attributes.keys() | self._missing.keys():
+        loop = asyncio.get_running_loop()
+        is_due = changes != self._changes or loop.time() >= self._learned_s + LEARN_AGAIN_S
+        if not is_due and held <= self._attributes.keys() | before.keys():
             return
         listed = await self._tree.list(only_readable=True)
         found = {int(info.log_id): info.attributes for info in listed}
         # Numbers are never reused: once a log was missing and nothing of it is left here, do not
         # ask about it at every change.
-        missing = [log for log in self._missing if log not in found and not self._holds(log)]
+        missing = [
+            log for log in before if log in held and log not in found and not self._holds(log)
+        ]
         for log in sorted(held - found.keys() - {*missing}):
             try:
                 info = await self._tree.by_id(log)
                 if info is None and not await self._tree.is_deleted(log):
-                    # Trap: `by_id` also misses a log that was renamed between each two of its
-                    # readings. No crossing of renames leaves a log without a name, but an
-                    # operator's hand in the metadata store may. Only the log's own entry tells; its
-                    # records are kept.
-                    info = await self._tree.described(LogId(log))
+                    # Trap: `by_id` also misses a log without a name. No crossing of renames leaves
+                    # such a log, but an operator's hand in the metadata store may. Only the log's
+                    # own entry tells; its records are kept.
+                    info = await self._tree.of_one_moment(LogId(log))
             except Malformed as error:
                 logger.warning("log %d: its records are kept, its entry cannot be read: %s",
                                log, error)  # fmt: skip
@@ -155,12 +178,21 @@ class Retention:
                 missing.append(log)
             else:
                 found[log] = info.attributes
-        now = asyncio.get_running_loop().time()
-        self._missing = {log: self._missing.get(log, now) for log in missing}
-        self._attributes = {log: each for log, each in found.items() if log in held}
-        self._changes = changes
-        for partition in self._engine.logs.partitions:
-            partition.expires_us = 0
+        now_us = self._clock.now_us()
+        # Not later than now: a clock that was ahead does not keep records for as long as that.
+        self._missing_us = {log: min(before.get(log, now_us), now_us) for log in missing}
+        if self._missing_us != before:
+            try:
+                await self._engine.logs.note_missing(self._missing_us)
+            except TablesNoSpace as error:
+                # A full disk keeps no pass from trimming: only a restart begins the time anew.
+                logger.warning("the times of deleted logs are not kept: %s", error)
+        self._changes, self._learned_s = changes, loop.time()
+        attributes = {log: each for log, each in found.items() if log in held}
+        if attributes != self._attributes:
+            self._attributes = attributes
+            for partition in self._engine.logs.partitions:
+                partition.expires_us = 0
 
     # By time.
 
@@ -191,7 +223,8 @@ class Retention:
         await self._trim(log, await self._last_counted(log, partition, entry), "time")
 
     async def _last_counted(self, log: int, partition: Partition, entry: DirectoryEntry) -> int:
-        """The LSN up to which a part is older, or lower, than all later records of the log."""
+        """The last LSN of a part's last block that counts. A block that does not count decides no
+        trim."""
         engine = self._engine
         try:
             return await last_counted(
@@ -244,9 +277,10 @@ class Retention:
     # Deleted.
 
     async def _trim_deleted(self) -> None:
-        now = asyncio.get_running_loop().time()
-        for log, since_s in sorted(self._missing.items()):
-            if now < since_s + self._settings.deleted_keep_s or not self._holds(log):
+        keep_us = int(self._settings.deleted_keep_s * 1e6)
+        now_us = self._clock.now_us()
+        for log, since_us in sorted((self._missing_us or {}).items()):
+            if now_us < since_us + keep_us or not self._holds(log):
                 continue
             logger.info("log %d was deleted: its records go", log)
             last = self._last(log)
@@ -257,7 +291,7 @@ class Retention:
         return max(self._engine.logs.last(log), self._engine.cache.log(log).last)
 
     def _holds(self, log: int) -> bool:
-        """Whether anything of a log is not trimmed."""
+        """Whether this node has records of a log that are not trimmed."""
         return self._last(log) > self._engine.trim_of(log)
 
     async def _trim(self, log: int, lsn: int, why: str) -> None:

@@ -52,7 +52,7 @@ class SpaceWatch:
         self._said = SaidOnce(logger)
         self._fill = DiskFill()
         self._tell_fill = tell_fill
-        self._told_fill = 0  # what the entry of a node that starts says
+        self._told_fill = 0  # the fill level in the entry of a node that starts
 
     async def run(self) -> None:
         """Measure at intervals, until cancelled."""
@@ -88,7 +88,7 @@ class SpaceWatch:
             self._told_fill = level
 
     async def _measure(self) -> bool:
-        """Whether the free space is known."""
+        """Measure the free space. Returns whether this succeeded."""
         try:
             self._on_free(*await self._disk.space(self._path))
         except OSError as error:

@@ -62,7 +62,8 @@ STAGED_BYTES_MAX = 8 << 30
 """Bodies that a node keeps staged: a batch of a gigabyte, of several queries, some times over."""
 
 STAGED_BLOCK_BYTES_MAX = 6 << 20
-"""A body, until the node knows the smallest WAL of the members: as an append's."""
+"""The largest staged body until the node knows the smallest WAL of the members. It then has the
+bound of an append."""
 
 
 class Pinned(NamedTuple):
@@ -99,7 +100,8 @@ class Staging:
         # being dropped must not be pinned: once the pin is answered, no later write may undo it.
         self._pinning: dict[bytes, list[Pin]] = {}
         self._going: Counter[bytes] = Counter()
-        # A pin is refused meanwhile: the copies that are being made would not have it.
+        # Blocks that are being moved. Pins of them are refused, because the new copies would not
+        # have the pin.
         self._moving: set[bytes] = set()
 
     @property
@@ -227,8 +229,8 @@ class Staging:
 
     @contextmanager
     def moving(self, stage: bytes) -> Iterator[StagedBlock | None]:
-        """A block that is being given to other nodes for the length of the block. None is if it is
-        gone, or is being pinned or dropped."""
+        """A block that is being given to other nodes for the length of the block. It is None if the
+        block is gone, or is being pinned or dropped."""
         held = self.index.get(stage)
         if held is None or stage in self._pinning or self._going[stage] or stage in self._moving:
             yield None

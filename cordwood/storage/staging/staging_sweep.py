@@ -22,7 +22,7 @@ from cordwood.storage.staging.staging import Pinned, Staging
 logger = logging.getLogger(__name__)
 
 SWEEP_S = 5.0
-"""The time between sweeps for expired blocks; a sweep looks only into memory."""
+"""The time between sweeps for expired blocks. A sweep reads only memory."""
 
 PINS_EVERY = 12
 """Sweeps between two checks of pins, a minute: a publisher drops its own blocks, so the pins that

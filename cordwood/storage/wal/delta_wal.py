@@ -156,7 +156,7 @@ class Wal:
 
     @property
     def durable_offset(self) -> int:
-        """All below is on stable storage."""
+        """All records below this offset are on stable storage."""
         return self._window.start
 
     @property
@@ -166,17 +166,18 @@ class Wal:
 
     @property
     def recovery(self) -> WalRecovery | None:
-        """What `recover` found; None until it ended."""
+        """The findings of `recover`; None until it has ended."""
         return self._recovery
 
     @property
     def failure(self) -> WalFailed | None:
-        """Why it takes nothing any more; None while it does."""
+        """The error for which the WAL takes no records any more; None while it takes them."""
         return self._failure
 
     @property
     def trouble(self) -> Overloaded | None:
-        """Why it takes nothing just now, a WalStalled or a WalNoSpace; None for no trouble."""
+        """The error for which the WAL takes no records just now, a WalStalled or a WalNoSpace; None
+        if it takes them."""
         return self._device.trouble() if self._device.is_troubled else None
 
     @property
@@ -191,8 +192,8 @@ class Wal:
     ) -> AsyncGenerator[tuple[int, bytes], None]:
         """Yield offset and body of every live record, in order; then appends may begin.
 
-        Once only, and to its end. A record that was never acknowledged may come back,
-        even from after a hole; once it did, it does so each time until it is trimmed.
+        Once only, and to its end. A record that was never acknowledged may be returned, even from
+        behind a hole. If one recovery returned it, each later one does so too, until it is trimmed.
         `recovery` holds the findings afterwards.
 
         Args:
@@ -248,11 +249,11 @@ class Wal:
         logger.log(level, "%s: recovered, %s", self._path, self._recovery)
 
     async def reset(self) -> int:
-        """Let go of every record, durably; the offset where writing goes on.
+        """Trim every record, durably. Returns the offset where writing continues.
 
-        After `recover` it trims all that came back and was appended since. In place of `recover` it
-        reads nothing, so it is the way out if recovery cannot read the disk: writing continues so
-        far ahead that no old record can pass for a new record.
+        After `recover` it trims all records that were recovered or appended since. In place of
+        `recover` it reads nothing, so it is the way out if recovery cannot read the disk: writing
+        continues so far ahead that no old record can pass for a new record.
 
         Raises:
             BadSetting: something appended is not durable yet.
@@ -273,7 +274,8 @@ class Wal:
         return stop
 
     def far_above(self, offset: int) -> int:
-        """So far above an offset that nothing which stands in the ring can pass for new there."""
+        """An offset so far above `offset` that no old record in the ring can pass for a new record
+        there."""
         header = self._headers.durable
         known = max(offset, header.scan, header.durable, header.resume)
         return wal_ring.reset_offset(header.ring, known)
@@ -364,7 +366,8 @@ class Wal:
         batches = plan_batches(bodies, self._limits.block_bytes - WAL_RECORD_HEADER_BYTES)
         self._begin_append(max((batch.size for batch in batches), default=0))
         sizes = [WAL_RECORD_HEADER_BYTES + batch.size for batch in batches]
-        # All or none: a call that stored a part of its records could not tell its outcome.
+        # Take all records or none: if a call stored a part of its records, its error could not tell
+        # which.
         if not self._space.takes(sizes, use_reserve=reserve_ok):
             raise wal_full(self._path, self.used_bytes, self.capacity_bytes)
         offsets = np.empty(0, np.int64)
@@ -387,19 +390,20 @@ class Wal:
             raise RecordTooLarge(
                 f"{self._path}: a record of {length} bytes; it takes {self.record_bytes_max}"
             )
-        # The holes are told in the record before the first append: else this append's `durable`
-        # would cover places that were never written.
+        # The record before the first append names the holes. Otherwise the `durable` offset in this
+        # append would cover places that were never written.
         if self._untold_holes:
             self.tell_holes()
 
     def tell_holes(self) -> None:
-        """Put the holes that recovery passed in front of new appends, in one order with them."""
+        """Write a record of the holes that recovery passed, before all new appends."""
         body = pack_holes(self._untold_holes)
         self._put(WalKind.RESUME, [body], len(body), True)
         self._untold_holes = ()
 
     def _put(self, kind: int, parts: Sequence[Buffer], length: int, reserve_ok: bool) -> int:
-        """Place one record in the current block, and see that it will be written; its offset."""
+        """Put one record into the current block, and make sure that the block will be written.
+        Returns the record's offset."""
         checksum = body_checksum(parts)
         offset = self._space.extend(WAL_RECORD_HEADER_BYTES + length)
         if offset is None:
@@ -481,7 +485,7 @@ class Wal:
         """Widen the window, durably, so that a block that ends at `stop` may be written."""
         length = self._window.wanted_length(stop)
         if length is None or self._growing:
-            return  # a write that ends, or the header's, pumps again
+            return  # the end of any write, or of the header's, calls `_pump` again
         self._growing = True
         self._headers.write(window=length, durable=self._known_durable).add_done_callback(
             self._on_grown
@@ -521,7 +525,7 @@ class Wal:
         # block.
         waiters = self._slide()
         if self._pending:
-            self._pump()  # first the disk, which has the least to do
+            self._pump()  # first keep the disk busy
         for on_durable in waiters:
             on_durable(None)
         # Their own appends join the present records at the end of this tick.
@@ -539,7 +543,7 @@ class Wal:
         return waiters
 
     def _on_idle(self) -> None:
-        """Nothing is left to start writing; `close` may be waiting for writes in flight."""
+        """No block is left to write. `close` may be waiting for writes in flight."""
         if self._drained is not None and not self._writing and not self._drained.done():
             self._drained.set_result(None)
 
@@ -599,7 +603,7 @@ class Wal:
     async def close(self) -> None:
         """Write appended records, mark the end as graceful, close. Safe to call twice.
 
-        It raises nothing of a write that failed, before or now: `failure` tells.
+        It raises no error of a failed write, earlier or now: `failure` has it.
         """
         if self._closed is not None:
             await asyncio.shield(self._closed)

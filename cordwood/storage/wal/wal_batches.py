@@ -1,4 +1,4 @@
-"""Batches of a WAL: records cut into them, and where they stand.
+"""Batches of a WAL: cuts records into batches, and remembers the places of the batches.
 
 Recovery starts at a record's header. A record of a batch has an offset but no header of its own, so
 a trim inside a batch needs the header's place.

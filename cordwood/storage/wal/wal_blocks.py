@@ -22,7 +22,8 @@ from cordwood.layout.wal_block import (
 )
 
 OnDurable = Callable[[CordwoodError | None], None]
-"""Called once, on the loop: with None when a record and all before it are durable, else why not."""
+"""Called once, on the loop: with None when a record and all records before it are durable,
+otherwise with the error."""
 
 
 class WalBlock:
@@ -60,7 +61,7 @@ class WalBlock:
         self._end = stop
 
     def seal(self, *, durable: int, incarnation: int, salt: int) -> list[Buffer]:
-        """What to write at `start`: headers and bodies, to be padded with zeros."""
+        """The bytes to write at `start`: headers and bodies. The caller pads them with zeros."""
         records, self._records = self._records, []
         return pack_wal_block(
             self.start, records, durable=durable, incarnation=incarnation, salt=salt
@@ -72,7 +73,7 @@ def cut_writes(
 ) -> Iterator[tuple[int, Sequence[Buffer]]]:
     """Cut `parts` into writes of at most `bytes_max` bytes (a multiple of WAL_UNIT_BYTES).
 
-    Yields where each goes and its parts; none is empty.
+    Yields the position and the parts of each write. No write is empty.
     """
     if sum(map(len, parts)) <= bytes_max:
         yield position, parts

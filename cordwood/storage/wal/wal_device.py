@@ -1,22 +1,22 @@
-"""A WAL's writes to its file: each ends once, at a pace, and under a deadline.
+"""A WAL's writes to its file. Each write ends exactly once, keeps to the budget, and has a
+deadline.
 
-What may go wrong below, and what becomes of it:
+These errors of the disk may happen, with these consequences:
 
 - *EIO, or any error but those below*: the write's end, with that error. The blocks' contents are
   unknown, and a successful second try would prove nothing about pages that the first try dropped.
   So the WAL is poisoned and never tries again.
-- *No space* (ENOSPC, EDQUOT). A ring is allocated and written beforehand, so this comes
-  from below: a thin volume, a copy-on-write file system. The machine refused to take
-  the bytes and nothing is in doubt, so the same bytes are written to the same place
-  again until it takes all of them, and nothing is told durable before that. Meanwhile
-  appends are refused.
+- *No space* (ENOSPC, EDQUOT). A ring is allocated and written beforehand, so this comes from below:
+  a thin volume, a copy-on-write file system. The machine refused the bytes, so their state is not
+  in doubt. The same bytes are written to the same place again until the machine takes all of them,
+  and nothing is reported as durable before that. Meanwhile appends are refused.
 - *A stall*: a write that has not ended within `stall_s`. Appends are refused until it ends; then
-  its result counts, durable or failed. After `give_up_s` the write is told failed, and its real end
-  is no news any more.
+  its result counts, durable or failed. After `give_up_s` the write is reported as failed, and its
+  real end is ignored.
 - *A write cut short* is finished by the file itself (`host.direct_file`).
 
-Deadlines are counted in ticks of a timer and not by the clock: a process that was
-stopped, or a machine that slept, must not find its disk guilty.
+Deadlines are counted in ticks of a timer and not by the clock: if the process was stopped, or the
+machine slept, the disk must not be blamed for it.
 
 Source: Rebello et al., ATC 2020 (what a failed sync leaves); docs/sources/s3stream.md (a),
 "Channels" (retries for ever, later 30 s and failed for good) and (f) 4 (#488).
@@ -41,16 +41,20 @@ from cordwood.storage.wal.wal_limits import WalLimits
 logger = logging.getLogger(__name__)
 
 OnWritten = Callable[[BaseException | None], None]
-"""Called once for each write: with None when its bytes are on stable storage, else why not."""
+"""Called once for each write: with None when its bytes are on stable storage, otherwise with the
+error."""
 
 STALL_TICKS = 5
-"""Ticks of a stall: it is noticed after `stall_s`, and at most a fifth later."""
+"""The number of ticks in `stall_s`. So a stall is noticed after `stall_s`, or at most a fifth of it
+later."""
 
 NO_SPACE_RETRY_S = 1.0
-"""A person or a cleaner has to act first; one write a second asks little of the disk."""
+"""The pause before a write is repeated that found no space. A person, or a program that deletes
+files, has to act first, and one write a second is little work for the disk."""
 
 CLOSE_TIMEOUT_S = 10.0
-"""A file that does not close has a write in it that never ends; the process must."""
+"""If a file does not close within this time, it has a write that never ends, and the process has to
+end."""
 
 PACE_S_MIN = 0.001
 """uvloop's timers have whole milliseconds; a longer wait's surplus is spent after it."""
@@ -97,7 +101,8 @@ class WalDevice:
         self._pace = (
             WritePace(limits.budget, self._loop.time()) if limits.budget.is_limited else None
         )
-        # In the order they were handed over. Bounded by the caller's writes in flight.
+        # The writes in flight, in the order in which they were handed over. The caller bounds their
+        # number.
         self._in_flight: dict[_Write, None] = {}
         self._waiting: list[_Write] = []
         self._refused = 0
@@ -168,7 +173,8 @@ class WalDevice:
             error: BaseException | None = OSError(errno.ECANCELED, "the write was cancelled")
         else:
             error = done.exception()
-        # Race: `_give_up` has failed it already, and a late success must not be told after that.
+        # Race: `_give_up` has already reported the write as failed, and a late success must not be
+        # reported after that.
         if write not in self._in_flight:
             return  # given up before
         del self._in_flight[write]
@@ -179,7 +185,7 @@ class WalDevice:
         if self._is_stalled and not self._has_aged(STALL_TICKS):
             self._is_stalled = False
             logger.warning("%s: the disk ends writes again", self._path)
-            # Later: `on_free` writes, and the end of this write is not reported yet.
+            # Call it later: `on_free` starts writes, and the end of this write is not reported yet.
             self._loop.call_soon(self._on_free)
         if write.refused:
             self._on_taken()
@@ -245,7 +251,7 @@ class WalDevice:
     # ---- the end ----
 
     async def close(self) -> None:
-        """Close the file, its writes in flight first; what waits for space fails."""
+        """Close the file after its writes in flight have ended. Writes that wait for space fail."""
         self.stop_waiting()
         try:
             async with asyncio.timeout(CLOSE_TIMEOUT_S):
@@ -258,7 +264,8 @@ class WalDevice:
                     timer.cancel()
 
     def stop_waiting(self) -> None:
-        """Fail what waits for space, now and from now on: there is no time left for it."""
+        """Fail all writes that wait for space, now and from now on, because there is no time left
+        for them."""
         self._is_closed = True
         if self._retry is not None:
             self._retry.cancel()

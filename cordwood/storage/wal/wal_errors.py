@@ -28,7 +28,7 @@ class WalFailed(CordwoodError):
 
 
 def wal_full(path: str, used: int, capacity: int) -> WalFull:
-    """That a WAL has no room."""
+    """The error for a WAL without free space."""
     return WalFull(
         f"{path} is full, {used} bytes of {capacity}: it is written to faster than LogsDB "
         "takes it; a larger wal_bytes bears longer bursts"

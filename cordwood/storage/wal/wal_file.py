@@ -46,9 +46,9 @@ async def format_wal(
         capacity: a multiple of 4096, at least 72 KiB.
         owner: the node that stores its records here; no other node opens it.
         epoch: the owner's incarnation, kept for a person to read.
-        salt: 32 bits that no client can guess, so that no payload passes for a WAL record. None
-            derives them from the other arguments, which a client may know: for tests and
-            measurements, where all payloads are ours.
+        salt: 32 bits that no client can guess, so that no payload passes for a WAL record. With
+            None the salt is derived from the other arguments, which a client may know. This is only
+            for tests and measurements, where no payload comes from a client.
     Raises:
         BadSetting: a capacity that no WAL can have, or the file is not blank or too small.
         OSError: no space, no permission, no directory.

@@ -1,7 +1,8 @@
-"""The WAL's header on disk: two slots, one write at a time, the higher number counts.
+"""Writes the WAL's header to its two slots on disk, one write at a time. The slot with the higher
+number counts.
 
-A change is asked for at any time; changes that come while a write is under way
-are merged into the next one. So at most one slot is ever in doubt, and it is always the older slot.
+Callers may request a change at any time. Changes that come during a write are merged into the next
+write. So at most one slot is ever in doubt, and it is always the older slot.
 
 Source: docs/sources/s3stream.md (a), "Header flush"; its "Traps" 1.
 """

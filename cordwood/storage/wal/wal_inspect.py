@@ -1,8 +1,8 @@
-"""A WAL looked at from outside: its slots, its records, and whether all is well.
+"""Inspects a WAL from outside: its slots, its records, and its faults.
 
-Nothing is written, so the WAL may belong to a running node or to a dead node. A node in use moves
-on meanwhile: what stands at the end of one pass may be a write under way, and what stood at its
-start may be written over. So a hole or damage counts only if it is found twice, by two passes that
+Nothing is written, so the WAL may belong to a running node or to a dead node. A running node goes
+on writing meanwhile: the bytes at the end of a pass may be a write under way, and the bytes at its
+start may be overwritten. So a hole or damage counts only if it is found twice, by two passes that
 each begin at the header of their own time.
 
 Source: docs/sources/s3stream.md (c) (RecoverTool).
@@ -33,8 +33,11 @@ class SeenRecord:
     """A record that belongs where it stands.
 
     Attributes:
-        record: its header. position: its place in the file. is_live: it holds untrimmed data. body:
-            its contents, None if damaged. live: its untrimmed data records.
+        record: its header.
+        position: its place in the file.
+        is_live: it holds untrimmed data.
+        body: its contents, None if damaged.
+        live: its untrimmed data records.
     """
 
     record: WalRecord
@@ -64,8 +67,8 @@ class WalVerdict:
         bad_slots: by number, why a header slot is not valid. One valid slot is enough to open the
             WAL.
         records, bytes: live data records, and the bytes of their bodies.
-        start, stop: the checked logical offsets. holes: never acknowledged; writes under way in a
-            used WAL, or remains of a crash. No fault.
+        start, stop: the checked logical offsets.
+        holes: never acknowledged; writes under way in a used WAL, or remains of a crash. No fault.
         damage: ranges that held durable records which cannot be read.
         missing_bytes: of the ring, that the file lacks.
     """
@@ -90,7 +93,8 @@ class WalView:
     """A WAL opened for looking. Made by `WalView.open`.
 
     Attributes:
-        slots: the header slots at the opening, or why they are not valid. header: the valid one.
+        slots: the header slots at the opening, or why they are not valid.
+        header: the valid one.
     """
 
     def __init__(
@@ -183,7 +187,7 @@ class WalView:
         )  # fmt: skip
 
     async def _scan(self, header: WalHeader, scan: WalScan) -> AsyncGenerator[SeenRecord, None]:
-        # A faster writer would lead the check round and round.
+        # A writer that is faster than the check would keep it going round the ring without an end.
         lap = scan.cursor + header.ring
         async with contextlib.aclosing(
             scan_records(self._file, header, scan, lambda: None)

@@ -1,4 +1,4 @@
-"""How a WAL writes: sizes and counts, each with its reason.
+"""The limits of a WAL's writes: sizes and counts, each with its reason.
 
 Source: docs/sources/s3stream.md (a), "Blocks", "Window", and (d); docs/sources/hotpath.md §1.
 """
@@ -21,7 +21,8 @@ from cordwood.write_budget import UNLIMITED, WriteBudget
 
 @dataclass(frozen=True, slots=True)
 class WalLimits:
-    """How a WAL writes. None of it is on disk: the next start may take other limits.
+    """The limits of a WAL's writes. They are not stored on disk: the next start may use other
+    limits.
 
     Attributes:
         block_bytes: a block takes no further record past this; a larger record has
@@ -81,7 +82,8 @@ class WalLimits:
         return min(wanted, header.ring // 4)
 
     def open_ring(self, header: WalHeader, start: int) -> tuple[RingSpace, WriteWindow, int]:
-        """The ring as it is written from `start` on, and bytes of the largest body it takes."""
+        """The ring and the window for writes from `start` on, and the bytes of the largest body
+        that the ring takes."""
         space = RingSpace(
             ring=header.ring,
             start=start,

@@ -1,9 +1,9 @@
 """Read a ring WAL back: do the reads that `protocol.wal_ring.WalScan` asks for, and act on its
 verdicts.
 
-Nothing here writes, so a crash during recovery changes nothing. A sector that the
-machine cannot read ends recovery with its `OSError`: to take it for a hole would
-turn a disk that answers again tomorrow into records that vanish and come back.
+Nothing here writes, so a crash during recovery changes nothing. A sector that the machine cannot
+read ends recovery with its `OSError`: if it counted as a hole, records would vanish now and come
+back when the disk can read them again.
 
 Source: docs/sources/s3stream.md (a), "Recovery" (a 1 MiB read buffer took 1 GiB from
 92.7 s to 15.3 s).
@@ -53,11 +53,11 @@ RUN_RECORDS_MIN = 16
 """Fewer records back to back are quicker looked at one by one: numpy takes 100 µs for a run."""
 
 OnRead = Callable[[], None]
-"""Told each time a piece of the ring was read."""
+"""Called each time that a piece of the ring was read."""
 
 PROGRESS_LOG_S = 5.0
-"""A start that takes longer says so, and again as often: S3Stream's users took a slow
-recovery for a hang (#573)."""
+"""A start that takes longer than this logs its progress, and logs it again at this interval.
+S3Stream's users took a slow recovery for a hang (#573)."""
 
 
 @dataclass(frozen=True, slots=True)

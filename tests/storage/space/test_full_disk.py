@@ -20,7 +20,7 @@ from cordwood.protocol.disk_space import LOW_BYTES_MIN, DiskRoom, to_write
 from cordwood.sim.planted import find_bug, planted
 from cordwood.storage.logs_db.flusher import Flusher
 from cordwood.storage.logs_db.tables import Row, TablesNoSpace
-from cordwood.storage.said_once import SaidOnce
+from cordwood.storage.said_once import SaidOfEach, SaidOnce
 from cordwood.storage.space.space_watch import SpaceWatch
 
 MIB = 1 << 20
@@ -183,6 +183,26 @@ def test_one_line_for_what_is_tried_again_each_second(caplog: pytest.LogCaptureF
     assert [record.message for record in caplog.records] == [
         "a flush has to wait: 0 MiB", "a flush has to wait: the disk is gone", "flushes go on",
     ]  # fmt: skip
+
+
+def test_only_what_is_in_trouble_is_kept_of_many_logs(caplog: pytest.LogCaptureFixture) -> None:
+    """A node kept some bytes for each log that it had ever uploaded, or merged objects of."""
+    said = SaidOfEach(logging.getLogger("said"))
+    caplog.set_level(logging.INFO)
+    for log in range(100):
+        said.over(log, f"log {log}: uploads go on")
+    for _ in range(2):
+        for log in (7, 8, 9):
+            said.warning(log, f"log {log}: its upload waits")
+    said.over(7, "log 7: uploads go on")
+    said.keep({7, 8})
+    said.over(9, "log 9 was deleted since, and nothing is told of it")
+    said.warning(8, "log 8: its upload waits")
+    assert [record.message for record in caplog.records] == [
+        "log 7: its upload waits", "log 8: its upload waits", "log 9: its upload waits",
+        "log 7: uploads go on",
+    ]  # fmt: skip
+    assert [*vars(said)["_said"]] == [8]
 
 
 SCRIPT = """

@@ -31,6 +31,7 @@ async def left_of(store: Store) -> tuple[int, list[GapKind]]:
     return sum(isinstance(item, Record) for item in found), gaps
 
 
+@pytest.mark.slow
 def test_after_each_trim_the_bound_is_left_and_the_log_never_grows_past_it() -> None:
     """Five times the bound comes in, while one node after another starts again."""
 

@@ -1,0 +1,86 @@
+"""One pass of a donor over its logs: the work that it found, and the results.
+
+Source: docs/protocol/rebuilding.md.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from cordwood.protocol.rebuild_plan import Losses
+from cordwood.rebuilding import RebuildingSet
+from cordwood.storage.rebuild.copy_questions import Report
+
+
+@dataclass(slots=True)
+class LogWork:
+    """The work that a pass found in one log: the first block to move, the amount, and whether more
+    blocks have to move that are not settled yet."""
+
+    log: int
+    first: int
+    blocks: int = 0
+    bytes: int = 0
+    is_unsettled: bool = False
+
+    def add(self, more: LogWork) -> None:
+        """Add the work in later blocks of the log."""
+        self.first = self.first or more.first
+        self.blocks += more.blocks
+        self.bytes += more.bytes
+        self.is_unsettled = self.is_unsettled or more.is_unsettled
+
+
+@dataclass(slots=True)
+class Pass:
+    """One pass: the work that it found, and the results.
+
+    Attributes:
+        unsettled: logs with blocks that name a lost node and are not settled yet.
+        rotten: logs with copies that have rotted here. Nothing is repaired before it is released.
+        noted: moves that the look found noted and unfinished.
+        is_uncertain: some lost nodes together may have held a block that no other node has.
+        short_of: awaited nodes that blocks here name only because they have too few copies.
+        is_cut: a later set, or a loss that was heard of at the end, asks for another pass.
+    """
+
+    rebuilding: RebuildingSet
+    losses: Losses
+    report: Report = field(default_factory=Report)
+    todo: list[LogWork] = field(default_factory=list)
+    unsettled: list[int] = field(default_factory=list)
+    rotten: list[int] = field(default_factory=list)
+    noted: int = 0
+    short_of: set[int] = field(default_factory=set)
+    is_uncertain: bool = False
+    is_looking: bool = True
+    is_cut: bool = False
+    began_s: float = 0.0
+
+    @property
+    def is_done(self) -> bool:
+        """Whether nothing is left to this donor."""
+        return self.report.is_clean and not self.unsettled and not self.is_cut
+
+    @property
+    def blocked(self) -> str:
+        """The reasons why the pass is not done, as text; "" if it waits for nothing."""
+        report, found = self.report, []
+        if report.waits:
+            found.append(f"nodes {sorted(report.waits)} do not say what they have")
+        if report.stuck:
+            found.append(f"{report.stuck} blocks have no place: too few nodes, or in too few racks")
+        if report.only_here:
+            found.append(
+                f"main storage lost {report.only_here} of these, and other nodes let go of their "
+                "range: put the objects back and run `cordwood tier repair`, or trim the log"
+            )
+        if report.elsewhere:
+            found.append(f"{report.elsewhere} blocks wait for copies that other nodes have to make")
+        if self.unsettled:
+            found.append(f"the ends of {len(self.unsettled)} logs are not settled yet")
+        if report.trouble:
+            found.append(report.trouble)
+        if not found and report.again:
+            found.append(f"{report.again} blocks are looked at again")
+        return "; ".join(found)

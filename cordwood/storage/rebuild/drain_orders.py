@@ -1,0 +1,241 @@
+"""Orders of operators and of requests that begin or end the drain of a node, or end its rebuilding.
+
+Each event is tied to the set by which its order was judged: between the judgement and the event,
+another node may order another drain.
+
+A client that gets no answer gives its order to another node, and may have taken it back since. So
+an order names the version of the set that its client saw, and no node carries it out by another.
+Older clients and requests name none: if such an order is late, it is not judged by a later set.
+
+Source: docs/protocol/rebuilding.md, rule 4; docs/protocol/maintenance.md, rules 8 and 10.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Mapping, Set
+from typing import TYPE_CHECKING, NamedTuple
+
+from msgspec.structs import replace
+
+from cordwood.errors import CordwoodError, Fenced, Rejected
+from cordwood.layout.message_rebuilding import RebuildOrder
+from cordwood.lsn import EVENT_LOG
+from cordwood.nodes import Member, NodeId
+from cordwood.protocol.event_log import Verdict, refuses
+from cordwood.quorum.copyset import can_replicate
+from cordwood.rebuilding import Aborted, NeedsRebuild, RebuildEvent, RebuildingSet, Undrained
+from cordwood.storage.rebuild.order_events import (
+    empty_words,
+    end_of_drain,
+    is_carried_out,
+    late_words,
+)
+
+if TYPE_CHECKING:
+    from cordwood.storage.rebuild.epoch_nodesets import ReadRecord
+
+logger = logging.getLogger(__name__)
+
+CHANGED_MAX = 8
+"""Changes of the set between the check of an order and its event. Each is an order, or a loss."""
+
+LATE_S = 1.0
+"""After this time a client may have given an order to another node: it does so once the others call
+this node dead. So this node may have been paused, and the order may have been taken back."""
+
+CheckPlaces = Callable[[NodeId, RebuildingSet], Awaitable[None]]
+
+
+class Came(NamedTuple):
+    """An order as it came to this node.
+
+    Attributes:
+        version: of the entry of `node`, by the set at that time; 0 without one.
+        seen: the version of the set by which it was given; None if that is not known.
+    """
+
+    node: int
+    version: int
+    time_s: float
+    seen: int | None = None
+
+    def is_late(self) -> bool:
+        """Whether another node may have carried it out by now."""
+        return asyncio.get_running_loop().time() > self.time_s + LATE_S
+
+
+class DrainOrders:
+    """See the module."""
+
+    def __init__(
+        self,
+        known: Callable[[], RebuildingSet],
+        refresh: Callable[..., Awaitable[None]],
+        say: Callable[[RebuildEvent], Awaitable[Verdict]],
+        read_record: ReadRecord,
+        members: Callable[[], Mapping[NodeId, Member]],
+        dead: Callable[[], Set[NodeId]],
+        check_places: CheckPlaces,
+    ) -> None:
+        """
+        Args:
+            known, refresh, say: the rebuilding set, and what reads it and adds to it; as
+                `RebuildRole` has them.
+            check_places: raises Rejected if, by this set, the drain of the node would have no end.
+        """
+        self._known = known
+        self._refresh = refresh
+        self._say = say
+        self._read_record = read_record
+        self._members = members
+        self._dead = dead
+        self._check_places = check_places
+
+    async def begin(self, event: NeedsRebuild, seen: int | None = None) -> Verdict:
+        """Order a drain by the set by which it was checked: either of two drains may have a place,
+        and both together none.
+
+        Args:
+            seen: as in `Came`.
+        Raises:
+            Rejected: see `_check_event_log`, and `check_places`. Or the set has changed, and the
+                order is late.
+            Fenced: see `check_same`.
+        """
+        came = self.came(event.node, seen)
+        for tries in range(CHANGED_MAX):
+            known = self._known()
+            # By this set the drain may have begun and ended since.
+            if self.has_changed(came):
+                if is_carried_out(RebuildOrder.DRAIN, known.entry(event.node)):
+                    return Verdict.UNCHANGED
+                raise Fenced(late_words(event.node))
+            if tries and came.is_late():
+                raise Rejected(late_words(event.node))
+            entry = known.entry(event.node)
+            if entry is None or entry.ranges:  # it is not drained already, nor lost
+                await self._check_event_log(NodeId(event.node))
+                if not event.forced:
+                    await self._check_places(NodeId(event.node), known)
+            verdict = await self._say(replace(event, if_version=known.version))
+            if verdict is not Verdict.STALE:
+                return verdict
+            if self._known() is known:
+                await self._refresh()  # a first try of this call may have been done
+        return Verdict.STALE
+
+    async def end(self, node: NodeId, *, unless_empty: bool, seen: int | None = None) -> Verdict:
+        """End a drain.
+
+        Args:
+            seen: as in `Came`.
+            unless_empty: only that of a node that is not empty. The last donor may be done between
+                any look at the set and the event, and no version tells of it.
+        Raises:
+            Rejected: the node is empty and was not to be. Or see `check_same`.
+            Fenced: see `check_same`.
+        """
+        came = self.came(node, seen)
+        for _ in range(CHANGED_MAX):
+            if unless_empty:
+                await self._refresh(strictly=True)
+            known = self._known()
+            if self.has_changed(came) and is_carried_out(RebuildOrder.UNDRAIN, known.entry(node)):
+                return Verdict.UNCHANGED
+            self.check_same(came)
+            event = end_of_drain(known, node)
+            verdict = event if isinstance(event, Verdict) else await self._say(event)
+            if verdict is Verdict.DONE_ALREADY and unless_empty:
+                raise Rejected(empty_words(node))
+            if isinstance(event, Verdict) or verdict is Verdict.DONE_ALREADY:
+                # This node may not have heard of the drain yet.
+                verdict = verdict if unless_empty else await self._say(Undrained(node))
+            if verdict is not Verdict.STALE:
+                return verdict
+            if self._known() is known:
+                await self._refresh()
+        return Verdict.STALE
+
+    async def abort(self, node: NodeId, seen: int | None = None) -> Verdict:
+        """End the rebuilding of a node that is not empty yet.
+
+        Args:
+            seen: as in `Came`.
+        Raises:
+            Rejected, Fenced: see `check_same`.
+        """
+        came = self.came(node, seen)
+        for _ in range(CHANGED_MAX):
+            known = self._known()
+            if self.has_changed(came) and is_carried_out(RebuildOrder.ABORT, known.entry(node)):
+                return Verdict.UNCHANGED
+            self.check_same(came)
+            # Without an entry it may not have heard of the rebuilding yet.
+            version = known.version if known.entry(node) is not None else None
+            verdict = await self._say(Aborted(node, version))
+            if verdict is not Verdict.STALE:
+                return verdict
+            if self._known() is known:
+                await self._refresh()
+        return Verdict.STALE
+
+    def came(self, node: int, seen: int | None = None) -> Came:
+        """An order about a node, as it comes."""
+        return Came(node, _version(self._known(), node), asyncio.get_running_loop().time(), seen)
+
+    def has_changed(self, came: Came) -> bool:
+        """Whether the set is known to be another one than the one by which an order was given."""
+        return came.seen is not None and came.seen != self._known().version
+
+    def check_same(self, came: Came) -> None:
+        """
+        Raises:
+            Rejected: the order is late, and the set has another entry of its node than when the
+                order came. Another node has carried it out meanwhile, and it may have been taken
+                back.
+            Fenced: the set is another one than the one by which the order was given.
+        """
+        if self.has_changed(came):
+            raise Fenced(late_words(came.node))
+        if came.seen is not None:
+            return
+        if came.is_late() and _version(self._known(), came.node) != came.version:
+            raise Rejected(late_words(came.node))
+
+    async def _check_event_log(self, node: NodeId) -> None:
+        """
+        Raises:
+            Rejected: the event log could store nothing without the node, not even the end of its
+                drain.
+        """
+        try:
+            record = await self._read_record(EVENT_LOG)
+        except CordwoodError as error:
+            # Drains go on without the metadata store.
+            logger.info(
+                "whether the event log can do without node %d is not known: %s", node, error
+            )
+            return
+        if record is None:
+            return
+        away = {*refuses(self._known()), *self._dead(), node}
+        members = self._members()
+        # A recovery stores the end of an epoch on that epoch's own nodes.
+        is_open = range(max(record.clean_epoch + 1, record.history[0].since), record.next_epoch)
+        for entry in map(record.entry, is_open):
+            nodeset = entry.nodeset(members)
+            left = {each for each in nodeset.nodes if each not in away}
+            if node in nodeset.nodes and not can_replicate(left, nodeset, entry.replication):
+                raise Rejected(
+                    f"node {node} is not drained: the event log has {entry.replication}, and could "
+                    f"store no event on nodes {sorted(map(int, left))}, not even the end of this "
+                    "drain. Wait some minutes: it goes on with fewer copies once other drained "
+                    "nodes are empty. Or end another drain (`cordwood nodes undrain`), or add nodes"
+                )
+
+
+def _version(known: RebuildingSet, node: int) -> int:
+    entry = known.entry(node)
+    return entry.version if entry is not None else 0

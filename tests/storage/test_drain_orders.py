@@ -1,0 +1,209 @@
+"""The end of a drain: which event ends it, and what becomes of the event if the node is empty. And
+orders that come late to a node."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import nullcontext
+
+import pytest
+from cluster_at_hand import ClusterAtHand, simulate, until
+from rebuild_scene import lost, put_records
+from scenarios import as_scenario
+
+from cordwood.client.store import Store
+from cordwood.errors import Fenced
+from cordwood.layout.message import Call, Reply
+from cordwood.layout.message_rebuilding import (
+    AskRebuilding,
+    RebuildingReply,
+    RebuildOrder,
+    SayRebuild,
+)
+from cordwood.layout.rebuild_events import read_set
+from cordwood.protocol.event_log import Verdict, apply, replay
+from cordwood.rebuilding import Aborted, IsRebuilt, LostNode, NeedsRebuild, RebuildingSet, Undrained
+from cordwood.sim.planted import find_bug, planted
+from cordwood.storage.rebuild.order_events import end_of_drain, is_carried_out
+
+NODES = (1, 2, 3)
+DRAIN = (10, NeedsRebuild(3, NODES, drain=True))
+DONE = [(11 + node, IsRebuilt(3, node, 10)) for node in NODES]
+LOST = (20, NeedsRebuild(3, NODES, if_version=10, forced=True))
+UNDRAINED = (20, Undrained(3))
+
+
+@pytest.mark.parametrize(
+    ("events", "found"),
+    [
+        ([], Verdict.UNKNOWN_NODE),
+        ([DRAIN], Aborted(3, if_version=10)),
+        ([DRAIN, *DONE[:2]], Aborted(3, if_version=10)),
+        ([DRAIN, LOST], Undrained(3)),
+        ([DRAIN, *DONE], Verdict.DONE_ALREADY),
+        ([DRAIN, *DONE, UNDRAINED], Verdict.UNCHANGED),
+    ],
+)  # fmt: skip
+def test_the_event_that_ends_a_drain(events: list, found: object) -> None:  # type: ignore[type-arg]
+    assert end_of_drain(replay(events), 3) == found
+
+
+def test_it_ends_a_drain_as_undrained_does() -> None:
+    known = replay([DRAIN, *DONE[:2]])
+    event = end_of_drain(known, 3)
+    assert not isinstance(event, Verdict)
+    assert apply(known, 30, event) == apply(known, 30, Undrained(3))
+    assert apply(known, 30, event).after == RebuildingSet(through=30, version=30)
+
+
+@pytest.mark.parametrize(
+    ("between", "verdict"), [(DONE, Verdict.DONE_ALREADY), ([LOST], Verdict.STALE)]
+)
+def test_it_does_nothing_to_a_node_that_is_empty_or_lost_by_then(
+    between: list,  # type: ignore[type-arg]
+    verdict: Verdict,
+) -> None:
+    event = end_of_drain(replay([DRAIN]), 3)
+    assert not isinstance(event, Verdict)
+    now = replay([DRAIN, *between])
+    after, found = apply(now, 30, event)
+    assert found is verdict
+    assert after.lost == now.lost
+
+
+def late_at_first(cluster: ClusterAtHand, store: Store, how: str) -> None:
+    """The first node that is asked gets the next order of "client-2" late."""
+    call_any, first = store._cluster.call_any, cluster.machine(1)
+
+    async def late(message: Call, *, timeout_s: float) -> Reply:
+        if isinstance(message, SayRebuild):
+            if how == "paused":
+                first.pause()
+            else:
+                cluster.simulation.network.partition(["client-2"], [first.name])
+            store._cluster.call_any = call_any  # type: ignore[method-assign]
+        return await call_any(message, timeout_s=timeout_s)
+
+    store._cluster.call_any = late  # type: ignore[method-assign]
+
+
+def mend(cluster: ClusterAtHand, how: str) -> None:
+    if how == "paused":
+        cluster.machine(1).resume()
+    else:
+        cluster.simulation.network.mend_all()
+
+
+@pytest.mark.parametrize("is_planted", [False, True])
+@pytest.mark.parametrize("replicated", [False, True])
+@pytest.mark.parametrize("how", ["paused", "cut off"])
+def test_a_drain_that_was_taken_back_does_not_begin_again(
+    how: str, *, replicated: bool, is_planted: bool
+) -> None:
+    """The first node got the order late. Another node carried it out, and it was taken back. Then
+    the first node drained the node."""
+
+    async def scenario(cluster: ClusterAtHand) -> None:
+        await put_records(cluster, records=5)
+        async with cluster.client(timeout_s=30) as store, cluster.client(timeout_s=30) as other:
+            late_at_first(cluster, store, how)
+            await store.say_rebuild(4, "drain")
+            assert lost(cluster)
+            await other.say_rebuild(4, "undrain")
+            await asyncio.sleep(1)
+            assert not (await other.rebuilding()).lost
+            mend(cluster, how)
+            await asyncio.sleep(20)
+            assert bool((await other.rebuilding()).lost) is is_planted
+
+    with planted(find_bug("late-drain-again")) if is_planted else nullcontext():
+        simulate(scenario, nodes=6, replicated_events=replicated)
+
+
+@pytest.mark.parametrize("order", ["undrain", "abort"])
+@pytest.mark.parametrize("how", ["paused", "cut off"])
+def test_a_late_end_of_a_drain_does_not_end_the_next_drain(how: str, order: str) -> None:
+    async def scenario(cluster: ClusterAtHand) -> None:
+        await put_records(cluster, records=5)
+        async with cluster.client(timeout_s=30) as store, cluster.client(timeout_s=30) as other:
+            cluster.machine(2).pause()  # so no drain ends
+            await other.say_rebuild(4, "drain")
+            late_at_first(cluster, store, how)
+            await store.say_rebuild(4, order)
+            await other.say_rebuild(4, "drain")
+            await asyncio.sleep(1)
+            mend(cluster, how)
+            await asyncio.sleep(20)
+            assert [(each.node, each.drain) for each in (await other.rebuilding()).lost] == [
+                (4, True)
+            ]
+
+    simulate(scenario, nodes=6)
+
+
+@as_scenario(simulate, nodes=6)
+async def test_an_order_is_done_once_and_may_be_given_again(cluster: ClusterAtHand) -> None:
+    await put_records(cluster, records=5)
+    async with cluster.client(timeout_s=30) as store:
+        seen = read_set((await ask(store, AskRebuilding())).set).version
+        drain = SayRebuild(4, RebuildOrder.DRAIN, if_version=seen)
+        await ask(store, drain)
+        await ask(store, drain)  # it is drained already
+        await store.say_rebuild(4, "undrain")
+        with pytest.raises(Fenced, match="another node may have carried it out"):
+            await ask(store, drain)
+        await ask(store, SayRebuild(4, RebuildOrder.DRAIN))  # of an older client
+        assert lost(cluster)
+
+
+async def ask(store: Store, call: Call) -> RebuildingReply:
+    reply = await store._cluster.call_any(call, timeout_s=10)
+    assert isinstance(reply, RebuildingReply)
+    return reply
+
+
+@pytest.mark.parametrize(
+    ("order", "none", "drained", "gone"),
+    [
+        (RebuildOrder.START, False, False, True),
+        (RebuildOrder.DRAIN, False, True, False),
+        (RebuildOrder.GONE, False, False, True),
+        (RebuildOrder.UNDRAIN, True, False, True),
+        (RebuildOrder.ABORT, True, False, False),
+    ],
+)
+def test_an_order_is_carried_out_if_it_changes_nothing(
+    order: RebuildOrder, *, none: bool, drained: bool, gone: bool
+) -> None:
+    assert is_carried_out(order, None) is none
+    assert is_carried_out(order, LostNode(1, 10, relocates=True, drain=True)) is drained
+    assert is_carried_out(order, LostNode(1, 10, is_recoverable=False)) is gone
+
+
+@pytest.mark.parametrize("replicated", [False, True])
+@pytest.mark.parametrize("after_s", [0.006, 0.007])
+def test_a_late_end_of_a_requests_drain_does_not_end_an_operators_drain(
+    after_s: float, *, replicated: bool
+) -> None:
+    """A node was paused after it read that a request's drain is over. Another node ended the drain,
+    and an operator ordered the next one. Then the paused node went on, and ended it."""
+
+    async def scenario(cluster: ClusterAtHand) -> None:
+        await put_records(cluster, records=3)
+        async with cluster.client(timeout_s=30) as store:
+            cluster.machine(2).pause()  # so no drain ends
+            made = await store.apply_maintenance([4], wanted="DRAINED", reason="x", user="ann")
+            await until(lambda: bool(lost(cluster)), timeout_s=60)
+            removal = asyncio.create_task(store.remove_maintenance(made.number))
+            await asyncio.sleep(after_s)
+            cluster.machine(1).pause()
+            await removal
+            await asyncio.sleep(1)
+            assert not (await store.rebuilding()).lost
+            await store.say_rebuild(4, "drain")
+            await asyncio.sleep(10)
+            cluster.machine(1).resume()
+            await asyncio.sleep(20)
+            assert [each.node for each in (await store.rebuilding()).lost] == [4]
+
+    simulate(scenario, nodes=6, replicated_events=replicated)

@@ -1,0 +1,181 @@
+"""Losses of nodes whose epochs were ended on fewer nodes than the log has copies."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import nullcontext
+
+import pytest
+from cluster_at_hand import ClusterAtHand, read_all, simulate, until
+from rebuild_scene import copies, healed, lose_disk, lost, order
+from scenarios import as_scenario
+
+from cordwood.block import Gap, GapKind
+from cordwood.layout.message_rebuilding import RebuildOrder
+from cordwood.sim.planted import find_bug, planted
+
+
+async def say_gone(cluster: ClusterAtHand, *nodes: int) -> None:
+    await asyncio.sleep(5)
+    for node in nodes:
+        for said in (RebuildOrder.START, RebuildOrder.GONE):
+            await order(cluster, node, said, forced=True)
+
+
+async def fewest(cluster: ClusterAtHand) -> int:
+    """The copies of the block that has the fewest."""
+    return min(len(nodes) for nodes in (await copies(cluster)).values())
+
+
+@pytest.mark.parametrize("is_planted", [False, True])
+@as_scenario(simulate, nodes=3, copies=3)
+async def test_a_lost_node_stays_out_while_an_end_has_too_few_copies(
+    cluster: ClusterAtHand, *, is_planted: bool
+) -> None:
+    """No envelope named the lost node after the recovery, so it came in empty. With the two other
+    nodes away it told readers of a loss of an acknowledged record."""
+    async with cluster.client(timeout_s=60) as store:
+        last = await store.append("log", b"1")
+        for node in (1, 2, 3):
+            cluster.kill(node)
+        lose_disk(cluster, 3)
+        cluster.add_nodes(2)
+        with planted(find_bug("short-ends-forgotten")) if is_planted else nullcontext():
+            await cluster.start(1, 2, 4, 5)
+            await say_gone(cluster, 3)
+            cluster.keep_starting(3)
+            await asyncio.sleep(60)
+        assert await fewest(cluster) == 2
+        assert lost(cluster) == (set() if is_planted else {3})
+        for node in (1, 2):
+            cluster.kill(node)
+    async with cluster.client(timeout_s=60) as store:
+        try:
+            async with asyncio.timeout(60):
+                found = await read_all(store, "log", until=last)
+        except TimeoutError:
+            assert not is_planted
+            return
+    kinds = [item.kind for item in found if isinstance(item, Gap)]
+    assert is_planted
+    assert kinds == [GapKind.DATA_LOSS]
+
+
+@as_scenario(simulate, nodes=4, copies=3)
+async def test_an_end_gets_its_copies_when_a_node_of_its_nodeset_is_back(
+    cluster: ClusterAtHand,
+) -> None:
+    async with cluster.client(timeout_s=60) as store:
+        last = await store.append("log", b"1")
+        holders = set((await copies(cluster))[(1, last)])
+        other = min(set(cluster.numbers) - holders)
+        gone = max(holders)
+        for node in sorted(cluster.running):
+            cluster.kill(node)
+        lose_disk(cluster, gone)
+        cluster.add_nodes(3)
+        await cluster.start(*(n for n in cluster.numbers if n not in (gone, other)))
+        await say_gone(cluster, gone, other)
+        await asyncio.sleep(30)
+        assert await fewest(cluster) == 2
+        cluster.keep_starting(gone)
+        await asyncio.sleep(10)
+        assert gone in lost(cluster)
+        await cluster.start(other)
+        await healed(cluster)
+        await until(lambda: gone in cluster.running)
+        assert await fewest(cluster) == 3
+        assert [item.value for item in await read_all(store, "log", until=last)] == [b"1"]
+
+
+async def with_a_joined_holder(cluster: ClusterAtHand) -> None:
+    """A power cut after node 5 joined. Node 3 was lost before, and node 4 was away; then node 2 was
+    given up, so recoveries ended the logs on nodes 1 and 5."""
+    async with cluster.client(timeout_s=60) as store:
+        cluster.kill(4)
+        cluster.weights[4] = 0.0  # it takes no new records
+        await cluster.start(4)
+        await asyncio.sleep(3)
+        cluster.kill(4)
+        lose_disk(cluster, 3)
+        await say_gone(cluster, 3)
+        cluster.add_nodes(1)
+        await cluster.start(5)
+        await asyncio.sleep(5)
+        names = [f"log-{number}" for number in range(8)]
+        for name in names:
+            await store.append(name, b"1")
+        cluster.add_nodes(3)
+        await cluster.start(6, 7, 8)
+        await asyncio.gather(*(store.append(name, b"2") for name in names))
+        for node in sorted(cluster.running):
+            cluster.kill(node)
+    await cluster.start(1, 5, 6, 7, 8)
+    await say_gone(cluster, 2)
+    await asyncio.sleep(60)
+
+
+@as_scenario(simulate, nodes=4, copies=3)
+async def test_an_end_whose_first_holder_joined_after_the_loss_gets_its_copies(
+    cluster: ClusterAtHand,
+) -> None:
+    """Node 5 is no donor for node 3. Node 1 waited for it for ever."""
+    await with_a_joined_holder(cluster)
+    assert {(1, 5), (5, 1)} <= {
+        c for each in (await copies(cluster)).values() for c in each.values()
+    }
+    cluster.kill(5)
+    await cluster.start(2)
+    await asyncio.sleep(20)
+    cluster.kill(2)
+    await cluster.start(5)
+    await asyncio.sleep(20)
+    await cluster.start(2, 4)
+    cluster.keep_starting(3)
+    await healed(cluster)
+    assert await fewest(cluster) == 3
+
+
+@pytest.mark.parametrize("is_planted", [False, True])
+@as_scenario(simulate, nodes=3, copies=3)
+async def test_a_lost_node_stays_out_if_all_holders_of_a_short_end_joined_after_its_loss(
+    cluster: ClusterAtHand, *, is_planted: bool
+) -> None:
+    """They were no donors for it, so it joined empty. With the holders away it told readers of a
+    loss of acknowledged records."""
+    names = [f"log-{number}" for number in range(6)]
+    with planted(find_bug("short-ends-undonated")) if is_planted else nullcontext():
+        async with cluster.client(timeout_s=60) as store:
+            cluster.kill(2)
+            cluster.weights[2] = 0.0  # it takes no new records
+            await cluster.start(2)
+            await asyncio.sleep(3)
+            lose_disk(cluster, 3)
+            cluster.kill(2)
+            await say_gone(cluster, 3)
+            cluster.add_nodes(2)
+            await cluster.start(4, 5)
+            await asyncio.sleep(5)
+            for name in names:
+                await store.append(name, b"1")
+            cluster.add_nodes(3)
+            await cluster.start(6, 7, 8)
+            await asyncio.gather(*(store.append(name, b"2") for name in names))
+            for node in sorted(cluster.running):
+                cluster.kill(node)
+        await cluster.start(4, 5, 6, 7, 8)
+        await say_gone(cluster, 1)
+        await asyncio.sleep(60)
+        assert await fewest(cluster) == 2
+        cluster.kill(4)
+        await cluster.start(1)
+        await asyncio.sleep(30)
+        cluster.keep_starting(3)
+        await cluster.start(2)
+        await asyncio.sleep(60)
+        assert lost(cluster) == (set() if is_planted else {3})
+        if is_planted:
+            return
+        await cluster.start(4)
+        await healed(cluster)
+        assert await fewest(cluster) == 3
