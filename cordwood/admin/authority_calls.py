@@ -27,7 +27,7 @@ async def set_authority(membership: Membership, call: SetAuthority, dead: Set[No
     Args:
         dead: the nodes that the failure detector calls dead.
     Raises:
-        Rejected: the node is up, or see `Membership.set_authority`.
+        Rejected, Fenced: the node is up, or see `Membership.set_authority`.
         BadSetting: the node does not exist.
         Retryable: the metadata store did not answer; it may be asked again.
     """
@@ -38,7 +38,7 @@ async def set_authority(membership: Membership, call: SetAuthority, dead: Set[No
             f"node {node} is up, so it cannot be said to be {call.authority.value}: stop it, and "
             "wait some seconds until the others take it for dead"
         )
-    await membership.set_authority(node, call.authority, call.expected)
+    await membership.set_authority(node, call.authority, call.expected, call.if_version)
     logger.info("node %d is %s from now on: asked for", node, call.authority.value)
 
 

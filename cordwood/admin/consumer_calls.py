@@ -15,7 +15,7 @@ from collections.abc import Callable, Collection, Iterable
 from functools import partial
 from typing import assert_never
 
-from cordwood.errors import Fenced, Rejected
+from cordwood.errors import BadSetting, Fenced, Malformed, Rejected
 from cordwood.layout.message import Reply
 from cordwood.layout.message_consumers import (
     AskConsumers,
@@ -27,7 +27,9 @@ from cordwood.layout.message_consumers import (
     LeaveConsumer,
     SaveCursors,
 )
-from cordwood.metadata.consumers import Consumers, EntryFull, check_consumer_name
+from cordwood.layout.message_fields import shown
+from cordwood.metadata.consumers import LOGS_MAX, Consumers, EntryFull, check_consumer_name
+from cordwood.metadata.log_entries import numbers_of
 from cordwood.metadata.log_tree import LogTree
 from cordwood.protocol.consumer_group import (
     SEEN_ALIVE_US,
@@ -49,6 +51,10 @@ from cordwood.protocol.consumer_group import (
 FORGOTTEN_MAX = 100
 """Deleted logs that a full consumer gives up at a time: each is a call to the metadata store."""
 
+SAVED_MAX = 4 * LOGS_MAX
+"""Logs that one save may name: each up to four times, once in each of its four lists. Without a
+bound a call of 4 MiB names half a million, and its node keeps them while the metadata store is
+slow."""
 
 LOOKED_AT_MAX = 1000
 """Consumers of which a node remembers the leases: 100 bytes a member."""
@@ -75,8 +81,9 @@ class ConsumerCalls:
             Retryable: the metadata store did not answer.
         """
         if isinstance(call, AskConsumers):
-            names = [call.consumer] if call.consumer else await self._consumers.names()
-            return ConsumersReply([_reply(n, await self._get(n)) for n in names])
+            if not call.consumer:
+                return await self._all()
+            return ConsumersReply([_reply(call.consumer, await self._get(call.consumer))])
         _check_by_number(call)
         numbers: dict[str, int] = {}
         asked: set[str] = set()
@@ -106,6 +113,18 @@ class ConsumerCalls:
                 return _reply(call.consumer, group)
             numbers, asked = await self._numbers_of(wanted), wanted
 
+    async def _all(self) -> ConsumersReply:
+        """Every consumer, and why some are left out: an entry that cannot be read hides no
+        other."""
+        groups: list[ConsumerReply] = []
+        unread: list[str] = []
+        for name in await self._consumers.names():
+            try:
+                groups.append(_reply(name, await self._get(name)))
+            except (Malformed, BadSetting) as error:
+                unread.append(shown(f"consumer {name}: {error}"))
+        return ConsumersReply(groups, unread)
+
     async def _get(self, name: str) -> Group:
         group = await self._consumers.get(name)
         names = names_in(group)
@@ -119,7 +138,9 @@ class ConsumerCalls:
         """Some deleted logs of a consumer, the oldest first. A number never comes back."""
         # Killed members read nothing: without a living member, no call would remove them.
         group = self._with_present(consumer, group)
-        there = {str(info.log_id) for info in await self._logs.list()}
+        unread: dict[str, Malformed] = {}
+        there = {str(info.log_id) for info in await self._logs.list(unread=unread)}
+        there.update(map(str, numbers_of(unread)))  # nobody knows whether they were deleted
         left = [log for log in logs_left(group) if log not in there][:FORGOTTEN_MAX]
         # A list may miss a log that is just being renamed; a look-up by number does not.
         return {log for log in left if await self._logs.is_deleted(int(log))}
@@ -194,16 +215,23 @@ class SeenLeases:
 
 
 def _check_by_number(call: ConsumerCall) -> None:
-    """Refuse an older client: it would go by names beside others that do not.
+    """Refuse an older client: it would go by names beside others that do not. Refuse more logs than
+    a consumer may have, before they are dealt out.
 
     Raises:
         Rejected: it names logs by their names.
+        EntryFull: it names too many logs.
     """
-    logs: Iterable[str] = ()
+    logs: Collection[str] = ()
     if isinstance(call, JoinConsumer):
         logs = call.logs
     elif isinstance(call, SaveCursors):
-        logs = [*call.positions, *call.expected, *call.let_go]
+        logs = [*call.positions, *call.expected, *call.let_go, *call.resets]
+    if len(logs) > (LOGS_MAX if isinstance(call, JoinConsumer) else SAVED_MAX):
+        raise EntryFull(
+            f"{call.consumer} may have {LOGS_MAX} logs, and this call names {len(logs)}: divide "
+            "the logs among several consumers"
+        )
     if any(map(is_by_name, logs)):
         raise Rejected(
             f"this client keeps the positions of consumer {call.consumer} by the names of logs, "

@@ -32,7 +32,8 @@ def fitness_reply(engine: StorageEngine) -> FitnessReply:
     rotten = engine.logs.damages.all()
     unsure = engine.damage or (f"{len(rotten)} ranges have rotted in LogsDB" if rotten else "")
     full = engine.failed or engine.read_only or engine.low_space
-    return FitnessReply(unsure[:4096], full[:4096], engine.logs.has_lost)
+    has_lost = engine.logs.has_lost
+    return FitnessReply(unsure[:4096], full[:4096], has_lost, waits=engine.unsure)
 
 
 async def ask_fitness(
@@ -60,4 +61,5 @@ async def ask_fitness(
     told[me] = fitness_reply(engine)
     unsure = frozenset(node for node, answer in told.items() if answer.unsure)
     full = frozenset(node for node, answer in told.items() if answer.full)
-    return Fitness(silent, unsure, full)
+    waiting = frozenset(node for node, answer in told.items() if answer.waits)
+    return Fitness(silent, unsure, full, waiting)

@@ -7,26 +7,21 @@ Source: docs/sources/logdevice.md 3 ("Safety checker"); `cordwood.impact`.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Collection, Mapping, Set
+from collections.abc import Awaitable, Callable, Collection, Mapping
 
-from cordwood.impact.check import (
-    Finding,
-    Fitness,
-    ImpactCheck,
-    ImpactReport,
-    Placement,
-    find_absent,
-)
+from cordwood.errors import Malformed
+from cordwood.impact.check import Finding, Fitness, ImpactCheck, ImpactReport, Placement
 from cordwood.layout.message_impact import (
     FINDINGS_MAX,
-    AskImpact,
     ImpactFinding,
     ImpactLog,
     ImpactReply,
 )
+from cordwood.lsn import EVENT_LOG, LogId
 from cordwood.metadata.epoch_store import EpochRecord, EpochStore, NodesetSince
+from cordwood.metadata.log_entries import numbers_of
 from cordwood.metadata.log_tree import LogTree
-from cordwood.nodes import Member, NodeId
+from cordwood.nodes import NodeId
 
 TURN_LOGS = 256
 """Logs checked before other tasks get a turn: some milliseconds."""
@@ -38,27 +33,55 @@ NAMED_MAX = 200
 """Names looked up for one answer; each is a question to the metadata store."""
 
 
-async def check_impact(
-    epochs: EpochStore,
-    members: Mapping[NodeId, Member],
-    dead: Set[NodeId],
-    absent: Collection[NodeId],
-    ask: AskFit,
-) -> ImpactReport:
-    """Judge every epoch of every log.
+async def living_records(epochs: EpochStore, logs: LogTree) -> dict[int, EpochRecord]:
+    """The epochs of all logs that were not deleted.
+
+    A deletion is written to the log tree first, and to the epoch store then. A process that died in
+    between leaves a record of a deleted log, which nobody can delete again.
 
     Raises:
         CordwoodError: the metadata store does not answer.
     """
-    fitness = await ask(members.keys() - dead - frozenset(absent))
-    check = ImpactCheck(members, frozenset(absent), dead, fitness)
-    placements: dict[tuple[object, ...], Placement] = {}
-    for number, (log, record) in enumerate(sorted((await epochs.records()).items())):
-        if not record.deleted:
-            check.add(log, epochs_of(record, placements))
+    # Order matters: a log gets its record after its entry in the tree.
+    records = {log: each for log, each in (await epochs.records()).items() if not each.deleted}
+    unread: dict[str, Malformed] = {}
+    there = {int(info.log_id) for info in await logs.list(unread=unread)}
+    for log in sorted(records.keys() - there - numbers_of(unread) - {EVENT_LOG}):
+        info = await logs.of_one_moment(LogId(log))
+        if info is not None and info.is_deleted:
+            del records[log]
+    return records
+
+
+def add_log(
+    check: ImpactCheck,
+    log: int,
+    record: EpochRecord,
+    placements: dict[tuple[object, ...], Placement],
+) -> None:
+    """Take the epochs of a log.
+
+    Args:
+        placements: as `epochs_of`.
+    """
+    own_since = record.clean_epoch + 1 if log == EVENT_LOG else None
+    check.add(log, epochs_of(record, placements), own_since=own_since)
+
+
+async def add_all(
+    check: ImpactCheck,
+    records: Mapping[int, EpochRecord],
+    placements: dict[tuple[object, ...], Placement],
+) -> None:
+    """Take the epochs of all logs.
+
+    Args:
+        placements: as `epochs_of`.
+    """
+    for number, (log, record) in enumerate(sorted(records.items())):
+        add_log(check, log, record, placements)
         if number % TURN_LOGS == 0:
             await asyncio.sleep(0)
-    return check.report()
 
 
 def epochs_of(
@@ -85,24 +108,12 @@ def _placement(entry: NodesetSince, known: dict[tuple[object, ...], Placement]) 
     return found
 
 
-async def answer_impact(
-    call: AskImpact,
-    epochs: EpochStore,
-    logs: LogTree,
-    members: Mapping[NodeId, Member],
-    dead: Set[NodeId],
-    ask: AskFit,
-) -> ImpactReply:
-    """Answer a person.
+async def impact_reply(report: ImpactReport, logs: LogTree) -> ImpactReply:
+    """The answer to a person.
 
-    Args:
-        ask: asks nodes how they are.
     Raises:
-        BadSetting: no node is named, or a named node does not exist.
         CordwoodError: the metadata store does not answer.
     """
-    absent = find_absent(members, call.nodes, call.racks)
-    report = await check_impact(epochs, members, dead, absent, ask)
     shown = report.findings[:FINDINGS_MAX]
     names: dict[int, str] = {}
     for log in sorted({each.log for finding in shown for each in finding.examples})[:NAMED_MAX]:

@@ -147,10 +147,14 @@ class LedgerCalls:
             Unreachable: the metadata store does not list the ledgers.
         """
         if is_anew:
-            await self._autorecovery.note_anew()
+            await self._autorecovery.leave_strays()
         changes: list[LedgerChange] = []
         async for held in self._metadata.all():
             metadata = held.metadata
+            # Race: a ledger may name this node only now. One that is fenced here has to be marked:
+            # its writer is shut out, and no other node would end it.
+            if is_anew:
+                await self._autorecovery.note_anew(metadata)
             flags = LedgerFlag.FENCED
             if metadata.state is not LedgerState.CLOSED:
                 if self._node not in metadata.newest.nodes:

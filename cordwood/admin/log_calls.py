@@ -8,10 +8,11 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping
 
 from cordwood.admin.log_replies import epoch_nodes, log_reply, member_infos
-from cordwood.errors import LogExists, Rejected, TooFewNodes, UnknownLog
+from cordwood.errors import LogExists, Malformed, Rejected, TooFewNodes, UnknownLog
 from cordwood.host.seams import Clock
 from cordwood.layout.log_names import normalise_directory
 from cordwood.layout.message import Call, DoneReply, Reply
+from cordwood.layout.message_fields import shown
 from cordwood.layout.message_logs import (
     AskDirectory,
     AskEpochs,
@@ -33,6 +34,7 @@ from cordwood.layout.message_rights import (
 )
 from cordwood.log_attributes import DEFAULTS, LogAttributes, replicate_across
 from cordwood.metadata.epoch_store import EpochRecord, EpochStore
+from cordwood.metadata.log_entries import numbers_of
 from cordwood.metadata.log_info import LogInfo
 from cordwood.metadata.log_rights import who_has
 from cordwood.metadata.log_tree import LogTree
@@ -78,7 +80,7 @@ class LogCalls:
             case CreateLog():
                 return await self._describe(await self._create(call))
             case ListLogs():
-                return LogsReply([log_reply(info) for info in await self._logs.list(call.prefix)])
+                return await self._list(call.prefix)
             case SetAttributes():
                 if call.attributes.replicate_across:
                     await self._check_placement(call)
@@ -106,6 +108,13 @@ class LogCalls:
             case RaiseToken():
                 return await self._raise_token(call)
         raise Rejected(f"a node does not answer {type(call).__name__}")
+
+    async def _list(self, prefix: str) -> LogsReply:
+        """The logs below a path; an entry that cannot be read hides no other log."""
+        errors: dict[str, Malformed] = {}
+        logs = [log_reply(info) for info in await self._logs.list(prefix, unread=errors)]
+        unread = [shown(f"{key}: {error}") for key, error in sorted(errors.items())]
+        return LogsReply(logs, unread, sorted(numbers_of(errors)))
 
     async def _find(self, call: FindLog) -> LogReply:
         if call.log is not None:

@@ -1,4 +1,5 @@
-"""Take requests for maintenance, grant safe requests, and have their nodes drained.
+"""Take requests for maintenance, grant safe requests, and have their nodes drained. Answer what the
+absence of nodes would stop.
 
 Any node answers. It reads the set, judges it, and writes it back over the version that it read.
 If another node was quicker, it begins anew. The living nodes also look by themselves, one after
@@ -12,13 +13,22 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping, Set
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Set
 
 from msgspec.structs import replace
 
-from cordwood.admin.impact_calls import AskFit, epochs_of
+from cordwood.admin.impact_calls import AskFit, add_all, add_log, impact_reply, living_records
 from cordwood.errors import BadSetting, CordwoodError, Fenced, Rejected
-from cordwood.impact.check import FIT, Fitness, ImpactCheck, ImpactReport, Placement, find_absent
+from cordwood.impact.check import (
+    FIT,
+    Finding,
+    Fitness,
+    ImpactCheck,
+    ImpactReport,
+    Placement,
+    Stops,
+    find_absent,
+)
 from cordwood.impact.maintenance import (
     MaintenanceSet,
     Request,
@@ -29,10 +39,13 @@ from cordwood.impact.maintenance import (
     ended_drains,
     kept_drain,
     request_of,
+    stray_drains,
     with_request,
     without_request,
 )
 from cordwood.layout.log_questions import CopiesReply
+from cordwood.layout.message_fields import shown
+from cordwood.layout.message_impact import AskImpact, ImpactReply
 from cordwood.layout.message_maintenance import (
     ApplyMaintenance,
     AskMaintenance,
@@ -42,10 +55,14 @@ from cordwood.layout.message_maintenance import (
     RemoveMaintenance,
 )
 from cordwood.layout.message_rebuilding import RebuildOrder, RebuildReply, SayRebuild
+from cordwood.lsn import EVENT_LOG
 from cordwood.metadata.epoch_store import EpochRecord, EpochStore
+from cordwood.metadata.log_tree import LogTree
 from cordwood.metadata.maintenance import MaintenanceStore
-from cordwood.nodes import Member, NodeId
+from cordwood.nodes import Authority, Member, NodeId
+from cordwood.protocol.event_log import leaving
 from cordwood.rebuilding import RebuildingSet
+from cordwood.storage.rebuild.drain_orders import LATE_S
 
 logger = logging.getLogger(__name__)
 
@@ -54,6 +71,9 @@ LOOK_S = 30.0
 
 TRIES_MAX = 16
 """Each lost race is another caller's success."""
+
+STUCK = frozenset({Stops.WRITES, Stops.REBUILDING})
+"""The kinds of work without which a drain does not end. A node that is drained serves readers."""
 
 Obey = Callable[[SayRebuild], Awaitable[CopiesReply | RebuildReply]]
 Change = Callable[[MaintenanceSet], MaintenanceSet]
@@ -115,27 +135,34 @@ class MaintenanceCalls:
         me: NodeId,
         store: MaintenanceStore,
         epochs: EpochStore,
+        logs: LogTree,
         members: Callable[[], Mapping[NodeId, Member]],
         dead: Callable[[], Set[NodeId]],
         rebuilding: Callable[[], RebuildingSet],
         obey: Obey,
         now_us: Callable[[], int],
         ask: AskFit,
+        said: Callable[[], Iterable[Member]],
     ) -> None:
         """
         Args:
             ask: asks nodes for their states.
+            said: the members with the statuses of the metadata store alone.
             obey: carries out an order to drain a node, or to take a drain back.
         """
         self._me = me
         self._store = store
         self._epochs = epochs
+        self._logs = logs
         self._members = members
         self._dead = dead
         self._rebuilding = rebuilding
         self._obey = obey
         self._now_us = now_us
         self._ask = ask
+        self._said = said
+        # By node: why its drain was refused when this node ordered it last.
+        self._refused: dict[int, str] = {}
 
     async def answer(self, call: MaintenanceCall) -> MaintenanceReply:
         """Answer an operator.
@@ -184,15 +211,48 @@ class MaintenanceCalls:
         records: Mapping[int, EpochRecord] = {}
         fitness = FIT
         if _waits(known):
-            records = await self._epochs.records()
+            records = await living_records(self._epochs, self._logs)
             fitness = await self._ask(self._members().keys() - self._dead() - known.absent)
         placements: dict[tuple[object, ...], Placement] = {}
 
         def judge(nodes: frozenset[NodeId], away: Set[NodeId]) -> ImpactReport:
-            dead = self._dead() | away
-            return _report(records, placements, self._members(), nodes, dead, fitness)
+            check = self._check(nodes, away, fitness, self._rebuilding())
+            for log, record in sorted(records.items()):
+                add_log(check, log, record, placements)
+            return check.report()
 
-        return advanced(known, self._now_us(), judge)
+        empty = {each.node for each in self._rebuilding().lost if each.is_empty}
+        return advanced(known, self._now_us(), judge, empty)
+
+    def _check(
+        self,
+        absent: frozenset[NodeId],
+        away: Set[NodeId],
+        fitness: Fitness,
+        rebuilding: RebuildingSet,
+    ) -> ImpactCheck:
+        leave = leaving(rebuilding)
+        empty = {m.node for m in self._said() if m.authority is Authority.AUTHORITATIVE_EMPTY}
+        return ImpactCheck(self._members(), absent, self._dead() | away, fitness, leave, empty)
+
+    async def answer_impact(self, call: AskImpact) -> ImpactReply:
+        """Answer a person what the absence of nodes would stop. The nodes of granted requests count
+        as absent too.
+
+        Raises:
+            BadSetting: no node is named, or a named node does not exist.
+            CordwoodError: the metadata store does not answer.
+        """
+        absent = find_absent(self._members(), call.nodes, call.racks)
+        return await impact_reply(await self._impact(absent, self._rebuilding()), self._logs)
+
+    async def _impact(self, absent: frozenset[NodeId], rebuilding: RebuildingSet) -> ImpactReport:
+        known, _ = await self._store.read()
+        away = known.absent - absent
+        fitness = await self._ask(self._members().keys() - self._dead() - away - absent)
+        check = self._check(absent, away, fitness, rebuilding)
+        await add_all(check, await living_records(self._epochs, self._logs), {})
+        return check.report()
 
     async def _drained(self) -> MaintenanceSet:
         """Order the drains that follow from the set, and cancel drains that do not follow from it
@@ -202,14 +262,24 @@ class MaintenanceCalls:
             Fenced: another node changed the set meanwhile.
         """
         known, version = await self._store.read()
-        draining = {each.node for each in self._rebuilding().lost if each.drain}
-        drains = drains_of(known, draining)
+        lost = [each for each in self._rebuilding().lost if each.drain]
+        empty = {each.node for each in lost if each.is_empty}
+        drains = drains_of(known, {each.node for each in lost}, empty)
+        for number in sorted(empty & ({*known.drained} - {*drains.noted.drained})):
+            logger.warning(
+                "maintenance: node %d is empty, and stays drained without a request: `cordwood "
+                "nodes undrain %d` ends its drain, and stops it", number, number,
+            )  # fmt: skip
+        for node in self._refused.keys() - {*drains.begin}:
+            del self._refused[node]
         if drains.noted != known:
             await self._store.write(drains.noted, version)
         for node in drains.begin:
             await self._order(node, RebuildOrder.DRAIN)
+        if drains.begin:
+            await self._take_back(drains.begin)
         for node in drains.end:
-            await self._order(node, RebuildOrder.UNDRAIN)
+            await self._end_drain(node, lambda now, each: each in drains_of(now, set()).end)
         if not drains.end:
             return drains.noted
         now, version = await self._store.read()
@@ -217,28 +287,73 @@ class MaintenanceCalls:
         await self._store.write(after, version)
         return after
 
+    async def _take_back(self, ordered: Iterable[int]) -> None:
+        """Cancel drains that no request wants any more.
+
+        Race: another node ended the request while its drain was ordered here, found no drain to
+        cancel, and forgot the note of it.
+
+        Raises:
+            Fenced: see `_end_drain`.
+        """
+        for node in ordered:
+            await self._end_drain(node, lambda now, each: bool(stray_drains(now, [each])))
+
+    async def _end_drain(self, node: int, is_over: Callable[[MaintenanceSet, int], bool]) -> None:
+        """End a drain that no request wants any more.
+
+        Race: this node may have been paused since it read the set. Another node has ended the drain
+        since, and an operator may have ordered the next one. So the set is read just before.
+
+        Args:
+            is_over: whether the drain is to end, by the set.
+        Raises:
+            Fenced: this node was paused after it read the set.
+        """
+        loop = asyncio.get_running_loop()
+        began_s = loop.time()
+        known, _ = await self._store.read()
+        if not is_over(known, node):
+            return
+        if loop.time() > began_s + LATE_S:
+            raise Fenced("the requests for maintenance may have changed since they were read")
+        await self._order(node, RebuildOrder.UNDRAIN)
+
     async def _order(self, node: int, order: RebuildOrder) -> None:
         try:
-            await self._obey(SayRebuild(node, order))
+            # This node may not have heard yet that the drained node is empty.
+            await self._obey(SayRebuild(node, order, unless_empty=True))
         except Rejected as error:
-            # A drain is ordered again at the next look. If nothing is left to cancel, an operator
-            # was quicker.
-            logger.warning("maintenance: node %d: %s: %s", node, order.value, error)
+            # A drain is ordered again at the next look, and its request tells why it waits. The
+            # drain of an empty node stays, and is an operator's from now on.
+            if self._refused.get(node) != str(error):
+                logger.warning("maintenance: node %d: %s: %s", node, order.value, error)
+            if order is RebuildOrder.DRAIN:
+                self._refused[node] = str(error)
+        else:
+            self._refused.pop(node, None)
 
     async def obey_operator(self, call: SayRebuild) -> CopiesReply | RebuildReply:
         """Carry out an operator's order, which requests do not undo.
 
         Raises:
             Rejected, BadSetting: it makes no sense, or a request drains a node that is to be
-                undrained.
+                undrained. Or a drain is refused, see `DrainOrders`.
             CordwoodError: as `obey` says.
         """
-        if call.order is RebuildOrder.UNDRAIN:
+        if self._ends_drain(call):
             await self._check_undrain(call.node)
         done = await self._obey(call)
         if call.order is RebuildOrder.DRAIN:
             await self._keep_drain(call.node)
         return done
+
+    def _ends_drain(self, call: SayRebuild) -> bool:
+        """Whether an order ends a drain. An abort does while the node itself gives its copies. The
+        rebuilding of a node that was lost while it was drained may be aborted."""
+        if call.order is RebuildOrder.ABORT:
+            return NodeId(call.node) in leaving(self._rebuilding())
+        return call.order is RebuildOrder.UNDRAIN
 
     async def _keep_drain(self, node: int) -> None:
         """A request may have ordered this drain first, and its end would end the drain."""
@@ -255,6 +370,29 @@ class MaintenanceCalls:
                 logger.warning("a request's end may end the drain of node %d: %s", node, error)
             return
         raise Rejected("the requests for maintenance change all the time: give the order again")
+
+    async def check_places(self, node: NodeId, rebuilding: RebuildingSet) -> None:
+        """Check that a drain can end. Until it ends, no recovery can store the end of an epoch that
+        cannot do without the node, so the log would have no sequencer and no reader.
+
+        Args:
+            rebuilding: the set that the order of the drain follows.
+        Raises:
+            Rejected: some log has an epoch whose other nodes cannot keep its copies.
+        """
+        try:
+            report = await self._impact(frozenset({node}), rebuilding)
+        except CordwoodError as error:
+            # Drains go on without the metadata store.
+            logger.info("whether all logs can do without node %d is not known: %s", node, error)
+            return
+        for found in report.findings:
+            if found.stops in STUCK and not _is_of_event_log(found):
+                raise Rejected(
+                    f"node {node} is not drained: {found.stops} would stop for {found.logs} logs "
+                    f"(`cordwood check-impact {node}` names them), and the drain would not end. "
+                    f"First: {found.first}"
+                )
 
     async def _check_undrain(self, node: int) -> None:
         """A request that stands would order the drain again within seconds, and drain what the node
@@ -295,11 +433,26 @@ class MaintenanceCalls:
         requests = [
             MaintenanceRequest(
                 each.number, each.nodes, each.wanted.value, self._state(each), each.reason,
-                each.user, each.made_us, each.ends_us, each.blocked,
+                each.user, each.made_us, each.ends_us, each.blocked or self._waits(each),
             )
             for each in found.requests
         ]  # fmt: skip
         return MaintenanceReply(requests, applied)
+
+    def _waits(self, request: Request) -> str:
+        """Why drains of a granted request have not begun, or which nodes they wait for; "" if none
+        waits, or it asks for none."""
+        if not request.is_granted or request.wanted is not Wanted.DRAINED:
+            return ""
+        words = (self._refused.get(node, "") or self._donors_left(node) for node in request.nodes)
+        return shown("; ".join(dict.fromkeys(filter(None, words))))
+
+    def _donors_left(self, node: int) -> str:
+        entry = self._rebuilding().entry(node)
+        if entry is None or entry.is_empty:
+            return ""
+        left = ", ".join(str(each) for each in entry.donors if each not in entry.done)
+        return f"node {node} waits for nodes {left}: `cordwood rebuild` tells why" if left else ""
 
     def _state(self, request: Request) -> str:
         if not request.is_granted:
@@ -311,24 +464,15 @@ class MaintenanceCalls:
         return "DRAINED" if is_empty else "DRAINING"
 
 
+def _is_of_event_log(found: Finding) -> bool:
+    """Whether a finding is about the event log alone, which goes on with fewer copies: the check
+    for it is `RebuildRole`'s."""
+    return found.logs == 1 and found.examples[0].log == EVENT_LOG
+
+
 def _as_it_is(known: MaintenanceSet) -> MaintenanceSet:
     return known
 
 
 def _waits(known: MaintenanceSet) -> bool:
     return any(not each.is_granted for each in known.requests)
-
-
-def _report(
-    records: Mapping[int, EpochRecord],
-    placements: dict[tuple[object, ...], Placement],
-    members: Mapping[NodeId, Member],
-    absent: frozenset[NodeId],
-    away: Set[NodeId],
-    fitness: Fitness,
-) -> ImpactReport:
-    check = ImpactCheck(members, absent, away, fitness)
-    for log, record in sorted(records.items()):
-        if not record.deleted:
-            check.add(log, epochs_of(record, placements))
-    return check.report()

@@ -396,7 +396,8 @@ class ReplicatedEventLog:
         missing that no snapshot behind them has, or a restatement was begun.
 
         Raises:
-            CordwoodError: the event log, or the metadata store, does not answer.
+            CordwoodError: the event log, or the metadata store, does not answer, or the metadata
+                store is a copy from before the move.
         """
         follower, store, restating = self._follower, self._store, self.restating
         if follower is None or store is None or restating is None:
@@ -406,8 +407,7 @@ class ReplicatedEventLog:
         tail = self._tail = int(await store.tail(EVENT_LOG))
         if not follower.has_read(tail):
             return
-        base = await self._stored.read_base()
-        assert base is not None, "events move once, and nothing deletes the base"
+        base = await self._stored.read_moved_base()
         if follower.is_whole and base.fence <= follower.set.restated:
             return  # the restated set of another node was read meanwhile
         if follower.adopt(base.set, base.set.through):
@@ -469,6 +469,8 @@ class ReplicatedEventLog:
             self._keep_now.clear()
             try:
                 await self.keep_on()
+            except Corrupt as error:
+                logger.error("the event log's snapshot or base cannot be kept: %s", error)
             except CordwoodError as error:
                 logger.info("the event log's snapshot or base has to wait: %s", error)
                 await asyncio.sleep(AGAIN_S)

@@ -13,8 +13,11 @@ A fourth is for the cluster as a whole: *capacity*, by the weights of the nodes.
 
 Nodes that are down already count as absent. A node that runs and does not know all that it holds
 proves nothing by its silence, so it counts as absent for reads. A node that takes no new blocks, as
-its disk is full, counts as absent for writes and rebuilding. Logs of one nodeset and replication
-get one verdict: a hundred thousand logs have some dozens of nodesets.
+its disk is full or as it is drained, counts as absent for writes and rebuilding. A node that has
+not read the event log since its start does neither, except for the event log. Logs of one nodeset
+and replication get one verdict: a hundred thousand logs have some dozens of nodesets.
+
+Each node that starts reads the event log. So if it cannot be read already, any absence finds that.
 
 Source: docs/sources/logdevice.md 3 ("Safety checker"), 2.6.
 """
@@ -35,6 +38,9 @@ CAPACITY_SHARE_MAX = 0.35
 
 EXAMPLES_MAX = 20
 """Logs that a finding names."""
+
+
+START_WORDS = "until then a node that starts cannot read the event log, and serves no other log"
 
 
 class Stops(enum.StrEnum):
@@ -69,14 +75,33 @@ class Fitness(NamedTuple):
         silent: they do not answer.
         unsure: they do not know all that they hold: they lost records, or copies rotted.
         full: they take no new blocks.
+        waiting: they have not read the event log since their start. Until then they take no block
+            and serve no reader, but those of the event log.
     """
 
     silent: frozenset[NodeId] = frozenset()
     unsure: frozenset[NodeId] = frozenset()
     full: frozenset[NodeId] = frozenset()
+    waiting: frozenset[NodeId] = frozenset()
 
 
 FIT = Fitness()
+
+
+class _Epoch(NamedTuple):
+    """An epoch to judge.
+
+    Attributes:
+        excused: no reader and no recovery waits for these nodes.
+        waiting: these nodes neither store nor send its records yet.
+        is_events: whether it is of the event log.
+    """
+
+    nodeset: Nodeset
+    replication: Replication
+    excused: frozenset[NodeId]
+    waiting: frozenset[NodeId]
+    is_events: bool
 
 
 @dataclass(slots=True)
@@ -84,9 +109,11 @@ class Finding:
     """Something that would stop.
 
     Attributes:
-        placement: of the epochs; None for a finding about the cluster. logs: how many. examples:
-            some of them, by number. already: the finding holds even without the absence in
-            question. first: the first step to take, in words.
+        placement: of the epochs; None for a finding about the cluster.
+        logs: how many.
+        examples: some of them, by number.
+        already: the finding holds even without the absence in question.
+        first: the first step to take, in words.
     """
 
     stops: Stops
@@ -101,8 +128,9 @@ class ImpactReport(NamedTuple):
     """See the module; nothing would stop where there are no findings.
 
     Attributes:
-        absent: the nodes in question. down: nodes that are already down or without their data.
-            logs, epochs: how many logs and ranges of epochs were checked.
+        absent: the nodes in question.
+        down: nodes that are already down or without their data.
+        logs, epochs: how many logs and ranges of epochs were checked.
     """
 
     absent: tuple[int, ...]
@@ -158,11 +186,15 @@ class ImpactCheck:
         absent: frozenset[NodeId],
         dead: Set[NodeId],
         fitness: Fitness = FIT,
+        leaving: Set[NodeId] = frozenset(),
+        stored_empty: Set[NodeId] = frozenset(),
     ) -> None:
         """
         Args:
             dead: nodes that are dead, or that may disappear by a word that was given.
             fitness: of the other nodes.
+            leaving: nodes that are there and give their copies away: they get no new copies.
+            stored_empty: nodes that are empty by the metadata store alone, without the event log.
         """
         data = Authority.FULLY_AUTHORITATIVE, Authority.AUTHORITATIVE_EMPTY
         away = {n for n, m in members.items() if m.authority not in data}
@@ -170,26 +202,47 @@ class ImpactCheck:
         self._absent = absent
         self._down = frozenset((dead | away | fitness.silent) - absent)
         self._unsure, self._full = fitness.unsure, fitness.full
+        self._waiting = fitness.waiting
+        self._leaving = leaving
+        self._stored_empty = stored_empty
         self._empty = frozenset(
             n for n, m in members.items() if m.authority is Authority.AUTHORITATIVE_EMPTY
         )
-        self._verdicts: dict[tuple[Placement, bool], list[Finding]] = {}
+        self._verdicts: dict[tuple[Placement, bool, bool, bool], list[Finding]] = {}
         self._logs = self._epochs = 0
 
-    def add(self, log: int, epochs: Sequence[tuple[int, int, Placement]]) -> None:
+    def add(
+        self,
+        log: int,
+        epochs: Sequence[tuple[int, int, Placement]],
+        *,
+        own_since: int | None = None,
+    ) -> None:
         """Take a log.
 
         Args:
             epochs: first and last epoch of each entry of its history, oldest first; new records
                 belong to the last entry, which has 0 for its last epoch.
+            own_since: for the event log, its first epoch that is not recovered. The recovery cannot
+                go by what the log itself says of nodes, so it waits for nodes that are empty by the
+                event log. None for other logs.
         """
         self._logs += 1
         self._epochs += len(epochs)
+        is_events = own_since is not None
         for first, last, placement in epochs:
-            key = (placement, not last)
+            is_own = own_since is not None and (not last or last >= own_since)
+            key = (placement, not last, is_own, is_events)
             findings = self._verdicts.get(key)
             if findings is None:
-                findings = self._verdicts[key] = self._judge(placement, is_newest=not last)
+                epoch = _Epoch(
+                    Nodeset.recorded(placement.nodes, placement.locations, self._members),
+                    placement.replication,
+                    frozenset(self._stored_empty if is_own else self._empty),
+                    frozenset() if is_events else self._waiting,
+                    is_events,
+                )
+                findings = self._verdicts[key] = self._judge(placement, epoch, is_newest=not last)
             for finding in findings:
                 finding.logs += 1
                 if len(finding.examples) < EXAMPLES_MAX:
@@ -205,66 +258,69 @@ class ImpactCheck:
             self._logs, self._epochs, (*found, *self._capacity()),
         )  # fmt: skip
 
-    def _judge(self, placement: Placement, *, is_newest: bool) -> list[Finding]:
+    def _judge(self, placement: Placement, epoch: _Epoch, *, is_newest: bool) -> list[Finding]:
         if not self._absent.intersection(map(NodeId, placement.nodes)):
+            if epoch.is_events and self._is_stopped(Stops.READS, epoch, self._down):
+                first = f"{self._advice(Stops.READS, epoch)}; {START_WORDS}"
+                return [Finding(Stops.READS, placement, first, already=True)]
             return []  # what these nodes do makes no difference to it
-        nodeset = Nodeset.recorded(placement.nodes, placement.locations, self._members)
         kinds = [Stops.READS, Stops.REBUILDING]
         if is_newest:
             kinds.insert(0, Stops.WRITES)
         return [
             Finding(
-                stops, placement, self._advice(stops, nodeset, placement.replication),
-                already=self._is_stopped(stops, nodeset, placement.replication, self._down),
+                stops, placement, self._advice(stops, epoch),
+                already=self._is_stopped(stops, epoch, self._down),
             )
             for stops in kinds
-            if self._is_stopped(
-                stops, nodeset, placement.replication, self._absent | self._down
-            )
+            if self._is_stopped(stops, epoch, self._absent | self._down)
         ]  # fmt: skip
 
     def _is_stopped(
-        self,
-        stops: Stops,
-        nodeset: Nodeset,
-        replication: Replication,
-        away: Set[NodeId],
-        *,
-        if_fit: bool = False,
+        self, stops: Stops, epoch: _Epoch, away: Set[NodeId], *, if_fit: bool = False
     ) -> bool:
         """
         Args:
             if_fit: as if the other nodes could do all that a node does.
         """
-        unsure, full = (frozenset(), frozenset()) if if_fit else (self._unsure, self._full)
+        nodeset, replication, excused, waiting, _ = epoch
+        unsure, full = self._unsure | waiting, self._full | waiting
+        if if_fit:
+            unsure = full = frozenset()
         if stops is Stops.READS:
             gone = away | {node for node in nodeset.nodes if node not in self._members}
-            return can_replicate((gone | unsure) - self._empty, nodeset, replication)
+            return can_replicate((gone | unsure) - excused, nodeset, replication)
         left = {
             member.node
             for member in nodeset.members
             if member.node in self._members
             and member.node not in away
             and member.node not in self._empty
+            and member.node not in self._leaving
             and member.node not in full
             and not member.read_only
             and (member.weight > 0 or stops is Stops.REBUILDING)
         }
         return not can_replicate(left, nodeset, replication)
 
-    def _advice(self, stops: Stops, nodeset: Nodeset, replication: Replication) -> str:
+    def _advice(self, stops: Stops, epoch: _Epoch) -> str:
         """What to do first about something that would stop."""
+        nodeset = epoch.nodeset
         every = self._absent | self._down
-        if not self._is_stopped(stops, nodeset, replication, every, if_fit=True):
-            return self._fit_first(stops, nodeset)
+        if not self._is_stopped(stops, epoch, every, if_fit=True):
+            return self._fit_first(stops, epoch)
         here = sorted(self._absent.intersection(nodeset.nodes))
         down = sorted(self._down.intersection(nodeset.nodes))
-        if down and not self._is_stopped(stops, nodeset, replication, self._absent):
+        waited_for = [node for node in down if node in self._empty - epoch.excused]
+        if waited_for and stops is Stops.READS:
+            return (
+                f"nodes {_numbers(waited_for)} are empty, but the event log's recovery waits for "
+                "them: wait a minute until a new epoch leaves them out, or bring them back"
+            )
+        if down and not self._is_stopped(stops, epoch, self._absent):
             return f"bring back nodes {_numbers(down)}, or have them rebuilt, first"
         singles = [self._down | {node} for node in here]
-        if len(here) > 1 and not any(
-            self._is_stopped(stops, nodeset, replication, each) for each in singles
-        ):
+        if len(here) > 1 and not any(self._is_stopped(stops, epoch, each) for each in singles):
             return f"take nodes {_numbers(here)} out of service one after the other"
         if stops is Stops.WRITES:
             return "give these logs more nodes, or fewer copies (`cordwood logs set`)"
@@ -272,13 +328,22 @@ class ImpactCheck:
             return f"drain nodes {_numbers(here)} first (`cordwood nodes drain`)"
         return "wait until these epochs are trimmed, or bring more of their nodes into service"
 
-    def _fit_first(self, stops: Stops, nodeset: Nodeset) -> str:
+    def _fit_first(self, stops: Stops, epoch: _Epoch) -> str:
         """What to do first about nodes that run and cannot do all that a node does."""
+        nodeset = epoch.nodeset
+        waiting = sorted(epoch.waiting.intersection(nodeset.nodes) - self._absent)
+        if waiting:
+            return (
+                f"nodes {_numbers(waiting)} take no record and serve no reader until they have "
+                "read the event log: bring back its nodes that are down"
+            )
         if stops is Stops.READS:
             unsure = sorted(self._unsure.intersection(nodeset.nodes) - self._absent)
             return (
                 f"nodes {_numbers(unsure)} do not know all that they hold: wait until it is mended "
-                "(`cordwood nodes scrub`), or accept what they lost (`cordwood nodes accept-loss`)"
+                "(`cordwood nodes scrub`). If records of a WAL are lost for good, accept that "
+                "(`cordwood nodes accept-loss`). A rotten copy is not mended if no node has a good "
+                "one: it goes when its log is trimmed behind it"
             )
         full = sorted(self._full.intersection(nodeset.nodes) - self._absent)
         return f"nodes {_numbers(full)} take no new blocks; `cordwood nodes show` says why"

@@ -192,8 +192,13 @@ def _with_marks(over: tuple[str, ...], marks: Iterable[str]) -> tuple[str, ...]:
     return (*over, *filter(None, marks))[-OVER_MAX:]
 
 
-def advanced(known: MaintenanceSet, now_us: int, judge: Judge) -> MaintenanceSet:
+def advanced(
+    known: MaintenanceSet, now_us: int, judge: Judge, empty: Set[int] = frozenset()
+) -> MaintenanceSet:
     """The present set: without expired requests, and with safe requests granted.
+
+    Args:
+        empty: drained nodes that have given all their copies away.
 
     Older requests come first. A younger request may be granted before an older request that is
     blocked: the older request may not become safe for days.
@@ -203,12 +208,14 @@ def advanced(known: MaintenanceSet, now_us: int, judge: Judge) -> MaintenanceSet
     found = replace(known, requests=left, over=_with_marks(known.over, ended))
     for request in left:
         if not request.is_granted:
-            found = _judged(found, request, judge)
+            found = _judged(found, request, judge, empty)
     return found
 
 
-def _judged(known: MaintenanceSet, request: Request, judge: Judge) -> MaintenanceSet:
-    nodes = frozenset(map(NodeId, request.nodes)) - _covered(known, request.wanted)
+def _judged(
+    known: MaintenanceSet, request: Request, judge: Judge, empty: Set[int]
+) -> MaintenanceSet:
+    nodes = frozenset(map(NodeId, request.nodes)) - _covered(known, request.wanted, empty)
     blocked = ""
     if nodes:
         report = judge(nodes, known.absent - nodes)
@@ -229,10 +236,16 @@ def _words_of(finding: Finding) -> str:
     return f"{finding.stops} would stop{logs}{example}: {finding.first}"
 
 
-def _covered(known: MaintenanceSet, wanted: Wanted) -> frozenset[NodeId]:
-    """The nodes for which the same was granted already, so that a new request may have them. A
-    drain asks for more than that a node may disappear."""
-    return known.absent if wanted is Wanted.MAY_DISAPPEAR else known.named(Wanted.DRAINED)
+def _covered(known: MaintenanceSet, wanted: Wanted, empty: Set[int]) -> frozenset[NodeId]:
+    """The nodes for which the same was granted already, so that a new request may have them.
+
+    A drain asks for more than that a node may disappear. And a node that is drained may disappear
+    only when it is empty: its drain was granted although reads may need its copies until then.
+    """
+    drained = known.named(Wanted.DRAINED)
+    if wanted is Wanted.DRAINED:
+        return drained
+    return known.named(Wanted.MAY_DISAPPEAR) | (drained & frozenset(map(NodeId, empty)))
 
 
 def drained_words(node: int, number: int) -> str:
@@ -257,18 +270,31 @@ class Drains(NamedTuple):
     end: tuple[int, ...]
 
 
-def drains_of(known: MaintenanceSet, draining: Set[int]) -> Drains:
+def drains_of(known: MaintenanceSet, draining: Set[int], empty: Set[int] = frozenset()) -> Drains:
     """What follows from the granted requests.
 
     Args:
         draining: drained nodes, by a request's or an operator's order. An operator's drain that was
             there first stays when the request goes.
+        empty: those of them that are empty.
     """
     wanted = set(map(int, known.named(Wanted.DRAINED)))
     drained = set(known.drained)
-    noted = replace(known, drained=tuple(sorted(drained | (wanted - draining))))
+    over = drained - wanted
+    # An empty node stops when its drain ends. Ledgers may have their only copies there, so the end
+    # of a request does not decide that: the drain is an operator's from now on.
+    noted = replace(known, drained=tuple(sorted((drained - (over & empty)) | (wanted - draining))))
     begin = tuple(sorted(wanted - draining))
-    return Drains(noted, begin, tuple(sorted(drained - wanted)))
+    return Drains(noted, begin, tuple(sorted(over - empty)))
+
+
+def stray_drains(known: MaintenanceSet, ordered: Iterable[int]) -> tuple[int, ...]:
+    """The nodes of which nothing says any more that a drain is to be, or to be cancelled.
+
+    Args:
+        ordered: nodes whose drains were ordered by an earlier set.
+    """
+    return tuple(sorted({*ordered} - {*map(int, known.named(Wanted.DRAINED))} - {*known.drained}))
 
 
 def kept_drain(known: MaintenanceSet, node: int) -> MaintenanceSet:

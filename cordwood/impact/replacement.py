@@ -20,22 +20,28 @@ class ReplaceStep(enum.Enum):
     DRAIN = "it runs: have it give its copies"
     LOST = "it does not run: have others make its data anew"
     WAIT = "its data is on its way"
-    LEDGERS = "ledgers name it still"
+    LEDGERS = "it waits until no ledger names it"
     LEAVE = "it is empty: say that it need not stay so"
     PLACE = "its old directory is not needed any more: put the new one in its place"
     JOIN = "it is about to join"
     DONE = "it runs on the new directory"
 
 
-def next_step(entry: LostNode | None, *, is_up: bool, is_placed: bool, ledgers: int) -> ReplaceStep:
+def next_step(
+    entry: LostNode | None, *, is_up: bool, is_placed: bool, ledgers: int, is_begun: bool = False
+) -> ReplaceStep:
     """The next step.
 
     Args:
         entry: what the rebuilding set says of the node.
         is_up: whether it answers.
         is_placed: whether the new directory is in its place.
-        ledgers: how many are marked as lacking copies that it had.
+        ledgers: how many name it, or may name it.
+        is_begun: whether a command that puts the new directory in its place was begun. It may have
+            been stopped after that.
     """
+    # The command was begun while the node was empty. Only an empty directory ends such an entry.
+    is_placed = is_placed or (is_begun and entry is None)
     if is_placed:
         if entry is not None and entry.drain:
             return ReplaceStep.LEAVE

@@ -31,11 +31,12 @@ SIX = {NodeId(n): Member(NodeId(n), "", f"eu.r{n % 3}") for n in range(1, 7)}
 
 def judged(
     absent: set[int], epochs: list[tuple[int, int, Placement]], *, down: set[int] = frozenset(),
-    members: dict[NodeId, Member] = SIX, fitness: Fitness = FIT,
+    members: dict[NodeId, Member] = SIX, fitness: Fitness = FIT, leaving: set[int] = frozenset(),
+    own_since: int | None = None,
 ) -> ImpactReport:  # fmt: skip
-    away = frozenset(map(NodeId, absent))
-    check = ImpactCheck(members, away, frozenset(map(NodeId, down)), fitness)
-    check.add(7, epochs)
+    away, leave = frozenset(map(NodeId, absent)), frozenset(map(NodeId, leaving))
+    check = ImpactCheck(members, away, frozenset(map(NodeId, down)), fitness, leave)
+    check.add(7, epochs, own_since=own_since)
     return check.report()
 
 
@@ -108,6 +109,36 @@ def test_a_node_that_was_rebuilt_holds_nothing() -> None:
     assert Stops.READS not in stops(report)
 
 
+def test_a_node_that_is_drained_is_no_place_for_copies_and_still_has_its_own() -> None:
+    members = {**SIX, NodeId(3): replace(SIX[NodeId(3)], weight=0.0)}
+    epochs = [(1, 3, at((1, 2, 3), 2)), (4, 0, at((1, 2, 4, 5), 2))]
+    assert stops(judged({2}, epochs, members=members)) == set(), "no drain: it takes copies"
+    assert stops(judged({2}, epochs, members=members, leaving={3})) == {Stops.REBUILDING}
+
+
+def test_the_event_logs_recovery_waits_for_a_node_that_is_empty_by_its_own_word() -> None:
+    empty = replace(SIX[NodeId(2)], authority=Authority.AUTHORITATIVE_EMPTY)
+    members = {**SIX, NodeId(2): empty}
+
+    def found(own_since: int | None, stored_empty: set[int] = frozenset()) -> set[int]:
+        stored, down = frozenset(map(NodeId, stored_empty)), frozenset({NodeId(2)})
+        check = ImpactCheck(members, frozenset({NodeId(1)}), down, stored_empty=stored)
+        epochs = [(1, 4, at((1, 2, 3, 4), 2)), (5, 0, at((1, 2, 3, 4, 5), 2))]
+        check.add(7, epochs, own_since=own_since)
+        report = check.report()
+        return {
+            example.first
+            for each in report.findings
+            if each.stops is Stops.READS
+            for example in each.examples
+        }
+
+    assert found(None) == set()
+    assert found(5) == {5}
+    assert found(4) == {1, 5}
+    assert found(4, {2}) == set(), "the metadata store says so too"
+
+
 def test_a_node_that_does_not_know_what_it_holds_is_no_witness() -> None:
     unsure = Fitness(unsure=frozenset({NodeId(2)}))
     report = judged({1}, [(1, 0, at((1, 2, 3, 4), 2))], fitness=unsure)
@@ -125,6 +156,27 @@ def test_a_node_without_space_is_no_place() -> None:
     assert stops(report) == {Stops.WRITES, Stops.REBUILDING}
     assert all("nodes 4 take no new blocks" in each.first for each in report.findings)
     assert judged({1}, [(1, 0, at((1, 2, 3, 4, 5)))], fitness=full).is_safe
+
+
+def test_a_node_that_waits_for_the_event_log_neither_stores_nor_sends() -> None:
+    waits = Fitness(waiting=frozenset({NodeId(2)}))
+    epochs = [(1, 0, at((1, 2, 3), 2))]
+    report = judged({1}, epochs, fitness=waits)
+    assert stops(report) == {Stops.WRITES, Stops.READS, Stops.REBUILDING}
+    assert all("nodes 2 take no record" in each.first for each in report.findings)
+    assert judged({1}, epochs, fitness=waits, own_since=1).is_safe, "it serves the event log"
+    assert judged({2}, epochs, fitness=waits).is_safe
+
+
+def test_an_event_log_that_cannot_be_read_is_a_finding_for_any_node() -> None:
+    epochs = [(1, 4, at((1, 2, 3, 4), 3)), (5, 0, at((1, 2, 3, 4), 2))]
+    assert judged({6}, epochs, down={1}, own_since=5).is_safe
+    report = judged({6}, epochs, down={1, 2}, own_since=5)
+    (found,) = (each for each in report.findings if each.stops is not Stops.CAPACITY)
+    assert (found.stops, found.already, found.examples[0].first) == (Stops.READS, True, 5)
+    assert "bring back nodes 1, 2" in found.first
+    assert "a node that starts cannot read the event log" in found.first
+    assert stops(judged({6}, epochs, down={1, 2})) == {Stops.CAPACITY}, "no start needs another log"
 
 
 def test_a_node_that_does_not_answer_is_away() -> None:

@@ -16,6 +16,7 @@ from cordwood.impact.maintenance import (
     advanced,
     drains_of,
     ended_drains,
+    stray_drains,
     with_request,
     without_request,
 )
@@ -80,6 +81,22 @@ def test_a_drain_asks_for_more_than_that_a_node_may_disappear() -> None:
     assert granted(found) == [True, True]
 
 
+def test_a_node_may_disappear_by_its_drain_once_it_is_empty() -> None:
+    """A drain is granted although reads need the node until it is empty."""
+
+    def judge(nodes: frozenset[NodeId], away: Set[NodeId]) -> ImpactReport:
+        check = ImpactCheck(SIX, nodes, away)
+        check.add(1, [(1, 0, Placement((1, 2, 3, 4, 5), (), Replication(2)))])
+        return check.report()
+
+    found = advanced(asked(asked(MaintenanceSet(), 1), 2, wanted=DRAINED), S, judge)
+    assert granted(found) == [True, True]
+    found = advanced(asked(found, 2), S, judge)
+    assert granted(found) == [True, True, False]
+    assert "reads would stop" in found.requests[2].blocked
+    assert granted(advanced(found, S, judge, {2})) == [True, True, True]
+
+
 def test_a_ttl_ends_a_request() -> None:
     found = advanced(asked(MaintenanceSet(), 1, ttl_s=10, now_us=5 * S), 15 * S - 1, judge)
     assert granted(found) == [True]
@@ -99,6 +116,8 @@ def test_drains_follow_and_an_operators_own_drain_stays() -> None:
     assert drains_of(drains.noted, {6}).begin == (1,), "an order that failed is given again"
     gone = without_request(drains.noted, 1)
     assert drains_of(gone, {1, 6}).end == (1,)
+    stays = drains_of(gone, {1, 6}, {1})
+    assert (stays.end, stays.noted.drained) == ((), ()), "it is empty, and would stop"
     assert ended_drains(gone, [1]).drained == ()
     again = advanced(asked(gone, 1, wanted=DRAINED), S, judge)
     assert ended_drains(again, [1]).drained == (1,), "it was asked for again meanwhile"
@@ -146,3 +165,12 @@ def test_whatever_is_asked_and_removed_writes_go_on() -> None:
                               ttl_s=chance.choice((0, 3)), now_us=now_us)  # fmt: skip
             known = advanced(known, now_us, judge)
             assert len({1, 2, 3, 4, 5} - known.absent) >= 3
+
+
+def test_a_drain_whose_request_ended_meanwhile_is_stray() -> None:
+    wanted = advanced(asked(MaintenanceSet(), 3, wanted=DRAINED), S, judge)
+    noted = drains_of(wanted, set()).noted
+    assert stray_drains(noted, [3]) == ()
+    ended = without_request(noted, 1)
+    assert stray_drains(ended, [3]) == (), "its end is still to be ordered"
+    assert stray_drains(ended_drains(ended, [3]), [3]) == (3,)

@@ -36,3 +36,19 @@ def test_next_step(
     entry: LostNode | None, is_up: bool, is_placed: bool, ledgers: int, step: ReplaceStep
 ) -> None:
     assert next_step(entry, is_up=is_up, is_placed=is_placed, ledgers=ledgers) is step
+
+
+@pytest.mark.parametrize(
+    ("entry", "is_up", "step"),
+    [
+        (None, True, ReplaceStep.DONE),
+        (None, False, ReplaceStep.JOIN),
+        (EMPTY, False, ReplaceStep.PLACE),
+        (DRAINED, True, ReplaceStep.LEAVE),
+    ],
+)
+def test_a_node_that_came_back_while_it_was_placed_is_in_its_place(
+    entry: LostNode | None, is_up: bool, step: ReplaceStep
+) -> None:
+    found = next_step(entry, is_up=is_up, is_placed=False, ledgers=0, is_begun=True)
+    assert found is step
