@@ -1,1 +1,2 @@
-"""The client: append, read, ask; asyncio inside, blocking for callers without a loop."""
+"""The client: it appends, reads and asks. It is asyncio code, with a blocking front for callers
+without a loop."""

@@ -1,4 +1,4 @@
-"""Where a cluster is, as text.
+"""Reads the address of a cluster from text.
 
 Importing the client takes half a second. Code that only checks an address imports this module
 alone.
@@ -21,8 +21,9 @@ def is_cluster(url: str) -> bool:
     """Whether `url` is a cluster's address; otherwise it is the path of a directory.
 
     Raises:
-        BadSetting: it has another scheme than `cordwood://`. Taken as a path, a mistyped scheme
-            would make an empty store in a directory of that name, and appends to it succeed.
+        BadSetting: it has another scheme than `cordwood://`. If a mistyped scheme counted as a
+            path, it would make an empty store in a directory of that name, and appends to it would
+            succeed.
     """
     if url.startswith(SCHEME):
         return True

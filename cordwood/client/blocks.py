@@ -1,7 +1,7 @@
-"""Whole blocks, as a client is given them: for readers that do not want records one by one.
+"""Whole blocks for readers that do not want records one by one.
 
-The Spark source takes these and makes batches of them. Nothing else of how a client reads is known
-outside of it.
+The Spark source takes these and makes batches of them. No other part of the client's reading is
+known outside the client.
 
 Source: docs/protocol/read.md.
 """

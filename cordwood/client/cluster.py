@@ -35,11 +35,11 @@ REFRESH_S = 5.0
 """How often the member list is read again; moves are rare, and errors refresh too."""
 
 CUT_OFF_S = 1.0
-"""How long one of the addresses that the client was given may take, once no node that it knows is
-up; and the pause before they are tried again, beside the dials to those nodes."""
+"""When no known node is up, the client also tries its first addresses. This is the time that one of
+them may take, and the pause before they are tried again."""
 
 NEXT_ADDRESS_S = 0.5
-"""How long an address may take before the next is asked beside it. A node answers within
+"""The time that an address may take before the next address is asked as well. A node answers within
 milliseconds, unless it hangs or is cut off."""
 
 ASK_AGAIN_S = 0.05
@@ -220,7 +220,7 @@ class Cluster(LogFinding):
         raise failure
 
     def new_mark(self) -> str:
-        """A text for one call, so that the nodes that get it know the second try of it."""
+        """A text for one call. By it a node recognises a second try of the same call."""
         return f"{self._host.random.getrandbits(96):024x}"
 
     def _least_asked(self) -> list[Connection]:
@@ -239,8 +239,10 @@ class Cluster(LogFinding):
         Raises:
             Unreachable: no connection or no answer in time.
             Overloaded: it had too much to do all the time.
+            BadSetting: no node could read the call.
             CordwoodError: the node refused.
         """
+        check_call(message)
         loop = asyncio.get_running_loop()
         deadline = loop.time() + timeout_s
         pause_s = ASK_AGAIN_S
@@ -274,8 +276,8 @@ class Cluster(LogFinding):
         return sequencer_order(log, self.members.values(), self.dead)
 
     def check_node(self, node: NodeId) -> None:
-        """`node` leaves something unanswered: ask the others, and if they take it for dead,
-        close the connection to it.
+        """Ask the other nodes about a node that does not answer. If they take it for dead, close
+        the connection to it.
 
         One question at a time for each node; waiting calls learn of it by the connection's end.
         """
@@ -298,8 +300,8 @@ class Cluster(LogFinding):
         await asyncio.sleep(CHECK_S / 2)
 
     def nodeset_of(self, info: LogInfo, epoch: int) -> tuple[Nodeset, Replication] | None:
-        """Where an epoch's records may be, and how many copies they have; None while that,
-        or where one of these nodes is reached, is not known."""
+        """The nodeset and replication of an epoch; None while they, or the address of one of these
+        nodes, are not known."""
         found: EpochNodes | None = None
         for each in info.history:
             if each.since <= epoch:
@@ -432,10 +434,10 @@ class Cluster(LogFinding):
 
 
 class _Deaf:
-    """The handler of a connection that only asks."""
+    """The handler of a connection that is used only for calls."""
 
     def on_frame(self, connection: Connection, frame: Frame) -> None:
-        """Nothing is expected."""
+        """Ignore the frame: no frame other than replies is expected."""
 
     def on_lost(self, connection: Connection, error: CordwoodError) -> None:
         """The caller sees it in its call."""

@@ -26,3 +26,14 @@ def check_loop(own: asyncio.AbstractEventLoop) -> None:
             "this client is of another event loop: use it in the loop that connected it, or take "
             "the blocking one (`cordwood.connect`) for several threads"
         )
+
+
+def check_loop_at_end(own: asyncio.AbstractEventLoop) -> None:
+    """As `check_loop`, for an end that waits for nothing: fine where the client's loop does not
+    run, as between two calls of `run_until_complete`.
+
+    Raises:
+        Rejected: the client's loop runs, and this is another one, or none.
+    """
+    if own.is_running():
+        check_loop(own)

@@ -58,15 +58,16 @@ from cordwood.tier.addresses import open_object_store
 logger = logging.getLogger(__name__)
 
 TRIED_S = 0.1
-"""How long a reader waits for the first dial to each node: none is dead that was not dialled."""
+"""The time that a reader waits for the first dial to each node. A node that was not dialled yet
+must not count as dead."""
 
 
 class Store(Stages, PositionCalls, Nodes):
     """A connected client. Made by `cordwood.aio.connect`; close it, or use `async with`.
 
     Attributes:
-        cursors: the positions of consumers, and which member reads which log. ledgers: logs that
-            one client writes and closes; see `client.ledgers.ledgers`.
+        cursors: the positions of consumers, and which member reads which log.
+        ledgers: logs that one client writes and closes; see `client.ledgers.ledgers`.
     """
 
     def __init__(
@@ -90,7 +91,10 @@ class Store(Stages, PositionCalls, Nodes):
         self._writers: list[BufferedWriter] = []
         self._chance = host.random
         self._tasks = tasks
-        self.cursors = Cursors(self._ask, self._find, self._tail_of, self._names, cluster.new_mark)
+        self.cursors = Cursors(
+            self._ask, self._find, self.log, self._find_several, self._tail_of, self._names,
+            cluster.new_mark,
+        )  # fmt: skip
         self._stager = Stager(cluster, host, settings)
         self._publisher = Publisher(cluster, self._appends, self._stager, self._ask, settings)
         self._asker = ReleasedAsker(cluster, settings.timeout_s)
@@ -106,7 +110,7 @@ class Store(Stages, PositionCalls, Nodes):
         self._runner: asyncio.Task[None] | None = None
         self._serve: Callable[[int], Awaitable[str]] | None = None
         self._served = ""
-        # One listens at a time: a second call is told the first one's address.
+        # Only one server listens at a time: a second call gets the address of the first.
         self._serving = asyncio.Lock()
         cluster.add_listener(self._streams)
         cluster.on_statuses = self._streams.on_statuses
@@ -131,6 +135,9 @@ class Store(Stages, PositionCalls, Nodes):
         expected_tail: int | None = None,
     ) -> Lsn:
         """Append one record; return once it is on stable storage on every copy.
+
+        Calls that name the log in the same way keep their order. A call by number may overtake an
+        earlier call by name.
 
         Args:
             log: its name; or its number, which stays the same log even if the name moves.
@@ -168,6 +175,9 @@ class Store(Stages, PositionCalls, Nodes):
             RecordTooLarge: a record is too large, or an atomic call is.
             BadSetting: columns of different lengths, or a record that cannot be encoded.
             OutcomeUnknown: not all blocks were acknowledged; some may be stored.
+            OutOfSequence: a producer's call of more blocks than the log remembers was sent again.
+                Where its kind is STORED, all records below its `expected` are stored. The rest
+                may be sent in one call, with `producer.again(log, expected)`.
             CordwoodError: as `append`; no block was stored.
         """
         if atomic:
@@ -242,9 +252,10 @@ class Store(Stages, PositionCalls, Nodes):
             keys: give only records with one of these keys, and FILTERED gaps in place of the
                 others. Nodes leave out blocks whose headers exclude the keys.
             payloads: False: bodies are neither read nor sent; records come with LSN and append
-                time, an empty payload and no key. record_keys: False: records come without keys,
-                even if `keys` chose them. They are sent all the same, beside the payloads; `arrow`
-                ignores it and gives the columns of its own argument.
+                time, an empty payload and no key.
+            record_keys: False: records come without keys, even if `keys` chose them. They are sent
+                all the same, beside the payloads; `arrow` ignores it and gives the columns of its
+                own argument.
             gaps: False: items are records, and gaps only where records were lost or may not be
                 read; epoch ends, trimmed records and other benign gaps are left out.
         Raises:
@@ -309,7 +320,7 @@ class Store(Stages, PositionCalls, Nodes):
         return lead
 
     async def epoch_end(self, log: AnyLog, epoch: int) -> Lsn | None:
-        """Where the records of a closed epoch end: the LSN of its bridge.
+        """The end of the records of a closed epoch: the LSN of its bridge.
 
         Read from the bridge itself, so it is one round trip however long the epoch is.
         For planning only: recovery may have left holes below it.
@@ -349,7 +360,7 @@ class Store(Stages, PositionCalls, Nodes):
         gaps: bool = True,
         on_health: OnLogHealth | None = None,
     ) -> OpeningItems[Reader, tuple[str, Record | Gap]]:
-        """A reader of several logs at once, which more may be added to.
+        """A reader of several logs at once. `Reader.start` adds further logs.
 
         `async with store.reader("a", "b") as reader`, or `await` it and close it.
 
@@ -358,13 +369,28 @@ class Store(Stages, PositionCalls, Nodes):
             keys, payloads, record_keys: for all logs, see `read`.
             gaps, on_health: see `reader.Reader`.
         Raises:
-            BadSetting, UnknownLog, Retryable: see `read`.
+            BadSetting: two of the names lead to one log; or see `read`.
+            UnknownLog, Retryable: see `read`.
         """
         read = partial(self.read, keys=keys, payloads=payloads, record_keys=record_keys)
+        # Where the first logs are. A log that is added later is looked up then: a remembered name
+        # could lead to a log that is read under another name.
+        places: dict[AnyLog, AnyLog] = {}
+
+        async def open_log(log: AnyLog, start: Start, until: Position | None) -> ReadStream:
+            if isinstance(log, str):
+                create = until != "tail"
+                log = places.pop(log, 0) or (await self._find_now(log, create=create)).log_id
+            return await read(log, start, until)
 
         async def opening() -> Reader:
-            made = self._new_reader(Reader(read, self._tasks, gaps=gaps, on_health=on_health))
+            made = self._new_reader(Reader(open_log, self._tasks, gaps=gaps, on_health=on_health))
             try:
+                if len(logs) == 1:
+                    places[logs[0]] = logs[0]
+                else:
+                    found = await self._find_several(logs, create=until != "tail")
+                    places.update((log, info.log_id) for log, info in found.items())
                 for log in logs:
                     await made.start(log, start, until)
             except BaseException:
@@ -392,12 +418,13 @@ class Store(Stages, PositionCalls, Nodes):
                 `Consumer.save` is called, and at the end.
             on_health: see `reader.Reader`.
         Raises:
+            BadSetting: two of the names lead to one log.
             UnknownLog: one of the logs is not there and may not be made.
         """
 
         async def opening() -> Consumer:
-            infos = [await self._find(log, create=True) for log in logs]
-            found = ConsumerLogs(infos, self._ask, self.read)
+            infos = await self._find_several(logs, create=True)
+            found = ConsumerLogs(infos.values(), self._ask, self.read)
             reader = self._new_reader(Reader(found.read, self._tasks, on_health=on_health))
             return Consumer(
                 name, found.names, reader, found.ask, self._tasks,
@@ -411,7 +438,7 @@ class Store(Stages, PositionCalls, Nodes):
         return made
 
     async def _names(self) -> dict[int, str]:
-        return await self.log_tree.names()
+        return await self.log_tree.names(unread=[])  # a log without a name is told by its number
 
     async def _ask(self, message: Call) -> Reply:
         return await self._cluster.call_any(message, timeout_s=self._settings.timeout_s)
@@ -460,14 +487,23 @@ class Store(Stages, PositionCalls, Nodes):
         Raises:
             Rejected: this is another event loop; nothing was closed.
         """
-        if self._stop.is_set():
-            return
-        self._cluster.check_loop()
+        runner = self._runner
+        if not self._stop.is_set():
+            self._cluster.check_loop()
+            await self._end()
+        is_other = runner is not asyncio.current_task()
+        if runner is not None and is_other and not runner.done():
+            self._cluster.check_loop()
+            # Shielded: a call that is given up must not break off the end of an embedded store's
+            # node. The next call waits for it again.
+            await asyncio.shield(runner)
+
+    async def _end(self) -> None:
         error = Closed("this client was closed")
         for writer in self._writers:
             writer.end(error)
         self._tails.close()
-        self.ledgers.end()
+        await self.ledgers.end()
         await self._appends.close(error)
         for known in self._readers:
             if (reader := known()) is not None:
@@ -476,8 +512,6 @@ class Store(Stages, PositionCalls, Nodes):
         await self._cluster.close()
         await self._tier.close()
         self._stop.set()
-        if self._runner is not None and self._runner is not asyncio.current_task():
-            await self._runner
 
     async def wait_closed(self) -> None:
         """Wait until `close` has done its work."""

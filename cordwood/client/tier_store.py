@@ -1,6 +1,7 @@
-"""The cluster's main storage, as a client reaches it: opened once, when a reader first needs it.
+"""A client's access to the cluster's main storage, which is opened once, when a reader first needs
+it.
 
-Nodes tell the address with their members, and no credentials. The store's library looks for
+Nodes tell the address together with the members, but no credentials. The store's library looks for
 credentials on the reader's own machine.
 
 The address may lead to another store here than on the nodes: a directory of the same path on the
@@ -36,7 +37,8 @@ class TierStore:
     Args:
         address: the address that nodes reported last, "" for none; called when the store is opened.
         open_objects: opens an object store.
-        tasks: run fetches ahead of the readers. cache_bytes: of blocks that readers share.
+        tasks: run fetches ahead of the readers.
+        cache_bytes: the most bytes of cached blocks, which readers share.
     """
 
     def __init__(
@@ -106,14 +108,15 @@ class TierStore:
         return made
 
     async def _opened(self, info: LogInfo) -> LogManifest:
-        """A log's manifest, read anew, of a store that is known to hold this very log."""
+        """A log's manifest, read anew, after a check that the store holds this log and not another
+        cluster's."""
         objects = await self.objects()
         if self._known is None:
             self._known = KnownLogs(objects, self._host)
         return await self._known.manifest(int(info.log_id), info.created_us)
 
     async def close(self) -> None:
-        """Let the store go."""
+        """Close the store."""
         objects, self._objects, self._known = self._objects, None, None
         self._cache.clear()
         if objects is not None:

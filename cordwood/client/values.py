@@ -1,4 +1,4 @@
-"""Values that calls of a client take or give, for callers that name them in their own
+"""The values that calls of a client take or return, for callers that name these types in their own
 signatures."""
 
 from __future__ import annotations

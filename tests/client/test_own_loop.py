@@ -6,9 +6,11 @@ import asyncio
 import threading
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from cordwood.client.append.buffered_writer import WriterOptions
 from cordwood.client.store import Store
 from cordwood.embedded import connect
 from cordwood.errors import Rejected
@@ -39,6 +41,7 @@ CALLS: dict[str, Callable[[Store], Awaitable[object]]] = {
     "tail": lambda store: store.tail("log"),
     "read": lambda store: store.read("log").opened(),
     "writer": lambda store: store.buffered_writer().append("log", b"2"),
+    "status": lambda store: store.status(),
     "create_log": lambda store: store.create_log("other"),
     "serve": lambda store: store.serve(),
     "close": lambda store: store.close(),
@@ -82,15 +85,49 @@ def test_what_was_opened_is_not_waited_for_in_another_loop(
         stream = await store.read("log", "tail", None)
         reader = await store.reader("log", start="tail")
         log = await store.open_log("log")
-        return [stream.next, lambda: reader.read(timeout_s=60), log.wait_space]
+        consumer = await store.consumer("c", "log", member="m").opened()
+        await consumer.start()
+        await consumer.read()
+        writer = store.buffered_writer(WriterOptions(time_trigger_s=None))
+        writer.put("log", b"2")
+        still_open.extend((writer.append_nowait("log", b"3"), consumer, writer, stream, reader))
+
+        async def close(opened: Any) -> None:
+            opened.close()
+
+        async def stop() -> None:
+            reader.stop("log")
+
+        return [
+            stream.next, lambda: reader.read(timeout_s=60), log.wait_space, writer.flush,
+            writer.close, consumer.read, consumer.save, consumer.start, consumer.close,
+            lambda: close(stream), lambda: close(reader), stop,
+        ]  # fmt: skip
 
     async def elsewhere(work: Callable[[], Awaitable[object]]) -> None:
         async with asyncio.timeout(30):
             with pytest.raises(Rejected, match=OTHER):
                 await work()
 
+    still_open: list[Any] = []
     for work in asyncio.run_coroutine_threadsafe(opened(), loop).result(30):
         asyncio.run(elsewhere(work))
+
+    async def go_on() -> None:
+        """A save in the other loop told that another consumer is further, and a close there left
+        the consumer closed. A writer's close failed records of this loop."""
+        future, consumer, writer, stream, reader = still_open
+        await writer.close()
+        assert await future > 0
+        assert len((await consumer.read()).records) == 2
+        assert await consumer.save()
+        await consumer.close()
+        assert await stream.next() is not None
+        assert len((await reader.read()).records) == 2
+        reader.close()
+        stream.close()
+
+    asyncio.run_coroutine_threadsafe(go_on(), loop).result(30)
 
 
 def test_two_calls_of_serve_at_once_are_told_one_address(

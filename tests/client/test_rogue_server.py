@@ -19,12 +19,13 @@ from scenarios import as_scenario
 
 from cordwood.admin.log_replies import member_infos
 from cordwood.client.store import Store, connected
-from cordwood.errors import CordwoodError
+from cordwood.errors import CordwoodError, Overloaded
 from cordwood.host.seams import Host
 from cordwood.layout.answers import ANSWERS
 from cordwood.layout.frame import Frame, FrameParser, Kind, frame, frame_header
 from cordwood.layout.hello import Hello, pack_hello
 from cordwood.layout.message import (
+    AppendFault,
     AskTail,
     Call,
     DoneReply,
@@ -33,6 +34,7 @@ from cordwood.layout.message import (
     TailReply,
     pack,
     read_call,
+    to_fault,
 )
 from cordwood.layout.message_logs import EpochNodes, FindLog, LogReply
 from cordwood.layout.message_nodes import AskMembers, MemberInfo, MembersReply
@@ -272,6 +274,16 @@ class Faults(Rogue):
         self.say(Kind.FAULT, request, msgspec.msgpack.encode(fault))
 
 
+class RefusesForOthers(Rogue):
+    """It refuses appends that other nodes got: a client that believed it would send them again."""
+
+    def on_hello(self) -> None:
+        super().on_hello()
+        fault = to_fault(Overloaded("nothing was stored"))
+        told = pack([AppendFault(token, fault) for token in range(1, 40)])
+        self.again_and_again(lambda: self.say(Kind.APPEND_FAULTS, 0, told), 0.001)
+
+
 ROGUES = list(Rogue.__subclasses__())
 
 Ask = Callable[[Store], Awaitable[Any]]
@@ -345,7 +357,10 @@ def test_each_call_to_a_rogue_ends_in_its_time_with_a_clear_error(kind: type[Rog
         assert "Traceback" not in text
 
 
-BESIDE = [SaysNothing, Garbage, GarbageLater, HugeLengths, NeverEnds, WrongReplies, Unasked, Faults]
+BESIDE = [
+    SaysNothing, Garbage, GarbageLater, HugeLengths, NeverEnds, WrongReplies, Unasked, Faults,
+    RefusesForOthers,
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("kind", BESIDE, ids=lambda kind: kind.__name__)

@@ -9,6 +9,7 @@ import asyncio
 from collections.abc import Sequence
 
 from cordwood.client.cluster import Cluster, LogInfo, log_info
+from cordwood.client.find.log_info import take_unread
 from cordwood.errors import AccessDenied, Fenced, UnknownLog, Unreachable
 from cordwood.layout.message_logs import (
     AskDirectory,
@@ -36,7 +37,8 @@ from cordwood.settings import ClientSettings
 def check_write_token(info: LogInfo | LogReply, tokens: Sequence[str]) -> None:
     """Refuse an append if the log has a write token that this client does not have.
 
-    As in LogDevice the client looks by itself: a guard against mistakes, and no lock.
+    The client checks this by itself, as in LogDevice: it guards against mistakes, not against
+    attackers.
 
     Raises:
         AccessDenied: it does not have it.
@@ -108,10 +110,17 @@ class LogTree:
         wanted = {digest for each in asked for digest in (each.write_token, each.read_token)}
         return log, [token for token in self._tokens if token_digest(token) in wanted][:TOKENS_MAX]
 
-    async def names(self, prefix: str = "/") -> dict[int, str]:
-        """The names of all logs below a path, by number: `Store.logs` at a third of its cost."""
+    async def names(self, prefix: str = "/", *, unread: list[str] | None = None) -> dict[int, str]:
+        """The names of all logs below a path, by number: `Store.logs` at a third of its cost.
+
+        Args:
+            unread: as of `Store.logs`.
+        Raises:
+            Malformed: as `Store.logs`.
+        """
         reply = await self._cluster.call_any(ListLogs(prefix), timeout_s=self._timeout_s)
         assert isinstance(reply, LogsReply), "ListLogs is answered with logs"
+        take_unread(unread, reply.unread)
         return {each.log: each.name for each in reply.logs}
 
     async def create(self, log: str, copies: int, racks: int, attributes: LogAttributes) -> LogInfo:
@@ -139,7 +148,8 @@ class LogTree:
         Raises:
             UnknownLog: the log does not exist.
             AccessDenied: it takes a token that this client does not have.
-            BadSetting: the path or an attribute is wrong, or a log below could not be so.
+            BadSetting: the path or an attribute is wrong, or a log below could not have these
+                attributes.
         """
         check_attributes(attributes)
         number, tokens = await self._meant(path)
@@ -154,7 +164,7 @@ class LogTree:
         unset: Sequence[str],
         tokens: list[str],
     ) -> None:
-        """Set them by compare-and-set, again after each change that came first."""
+        """Set the attributes by compare-and-set. If another change came first, try again."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self._timeout_s
         while True:
@@ -180,14 +190,19 @@ class LogTree:
         assert isinstance(reply, DirectoryReply), "AskDirectory is answered with a directory"
         return reply
 
-    async def delete(self, log: str) -> None:
+    async def delete(self, log: str, log_id: int | None = None) -> None:
         """Delete a log: its name is free again, its records are gone.
 
+        Args:
+            log_id: the number of the log that the caller means; None for the log that has the name
+                by now.
         Raises:
-            UnknownLog: the log does not exist.
+            UnknownLog: the log does not exist, or the name has moved away from it.
             AccessDenied: it has a write token that this client does not have.
         """
         number, tokens = await self._meant(log)
+        if log_id is not None and number != log_id:
+            raise UnknownLog(f"{log} is not log {log_id} any more: nothing was deleted")
         call = DeleteLog(log, number, tokens=tokens)
         await self._cluster.call_any(call, timeout_s=self._timeout_s)
         self._cluster.forget_log(log)
@@ -199,7 +214,7 @@ class LogTree:
             UnknownLog: the log does not exist.
             LogExists: the new name is taken.
             AccessDenied: it takes a token that this client does not have.
-            BadSetting: a name is wrong, or the log could not be so there.
+            BadSetting: a name is wrong, or the log could not have its attributes there.
         """
         number, tokens = await self._meant(log)
         call = RenameLog(log, new_name, number, tokens=tokens)
@@ -210,7 +225,8 @@ class LogTree:
         return log_info(reply)
 
     async def raise_token(self, log: str, token: int, holder: str) -> EpochsReply:
-        """Give a log a higher fencing token; see `Store.fence`, which also sees that it holds.
+        """Give a log a higher fencing token. `Store.fence` also makes sure that the token is in
+        effect.
 
         Raises:
             UnknownLog: the log does not exist.

@@ -10,9 +10,11 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import TypeVar
 
+from msgspec.structs import replace
+
 from cordwood.client.admin.rebalance import Rebalances
 from cordwood.client.cluster import Cluster
-from cordwood.errors import BadSetting, CordwoodError, Rejected, Unreachable
+from cordwood.errors import BadSetting, CordwoodError, Fenced, Rejected, Unreachable
 from cordwood.layout.log_questions import AskIfLost, IfLostReply
 from cordwood.layout.message import AskStatus, AskStreams, Call, StatusReply, StreamsReply
 from cordwood.layout.message_impact import AskImpact, ImpactReply
@@ -24,7 +26,12 @@ from cordwood.layout.message_maintenance import (
     MaintenanceRequest,
     RemoveMaintenance,
 )
-from cordwood.layout.message_nodes import SetAuthority, SetStorage
+from cordwood.layout.message_nodes import (
+    AskMembers,
+    MembersReply,
+    SetAuthority,
+    SetStorage,
+)
 from cordwood.layout.message_rebuilding import (
     AskRebuilding,
     DonorState,
@@ -35,16 +42,21 @@ from cordwood.layout.message_rebuilding import (
 )
 from cordwood.layout.rebuild_events import read_set
 from cordwood.nodes import Authority, NodeId
+from cordwood.quorum.authority import HAS_DATA
 from cordwood.rebuilding import LostNode, Rebalancing
 from cordwood.settings import ClientSettings
 
 Answer = TypeVar("Answer")
 
 LOOK_S = 10.0
-"""For one step in which a node looks over its blocks; a step takes some tenths of a second."""
+"""The deadline of one step in which a node looks at its blocks. A step takes some tenths of a
+second."""
 
 IMPACT_S = 60.0
 """The deadline of a look at all epochs of all logs: a hundred thousand epochs take some seconds."""
+
+GIVEN_S = 1.0
+"""A call that has a first answer after this time may have been given to two nodes."""
 
 ASK_EACH_S = 2.0
 """A node has this long to report its status; a node that is down costs no more than that."""
@@ -77,7 +89,7 @@ class Rebuilding:
     Attributes:
         lost: nodes that are lost, drained, or rebuilt and not back yet.
         donors: each node's work as a donor, or the reason why it did not answer, in node order.
-        heals: nodes whose WAL lost records, and how far they are with getting them back.
+        heals: nodes that lost records of their WAL, and their progress in getting these back.
         rebalancing: the last rebalance, None before the first.
     """
 
@@ -99,11 +111,12 @@ class Nodes(Rebalances):
         return {node: member.address for node, member in sorted(self._cluster.members.items())}
 
     async def status(self) -> dict[NodeId, StatusReply | CordwoodError]:
-        """What each node says of itself, or why it says nothing, in node order."""
+        """The status that each node reports of itself, or the error if it did not answer, in node
+        order."""
         return await self._ask_each(AskStatus(), StatusReply)
 
     async def streams(self) -> dict[NodeId, StreamsReply | CordwoodError]:
-        """The read streams at each node, or why it says nothing, in node order."""
+        """The read streams at each node, or the error if it did not answer, in node order."""
         return await self._ask_each(AskStreams(), StreamsReply)
 
     async def authorities(self) -> dict[NodeId, Authority]:
@@ -129,6 +142,8 @@ class Nodes(Rebalances):
         Raises:
             Rejected: the status is not `expected`, the node is up, or the new status cannot follow
                 the present status (`quorum.authority.BECOMES`).
+            Fenced: the node's entry changed during the call. It may have been set and taken back:
+                look again.
             BadSetting: the node does not exist.
             Unreachable: the cluster did not answer; it may be set, and may be set again.
         """
@@ -136,11 +151,11 @@ class Nodes(Rebalances):
             full = Authority.FULLY_AUTHORITATIVE
             expected = (await self.authorities()).get(NodeId(node), full)
         call = SetAuthority(node, authority, expected)
-        await self._cluster.call_any(call, timeout_s=self._settings.timeout_s)
-        await self._cluster.refresh_members(timeout_s=self._settings.timeout_s)
+        # A node that runs changes its entry often. No reader is told of a loss if it has data.
+        await self._order(node, call, again=authority in HAS_DATA)
 
     async def set_storage(self, node: int, *, read_only: bool) -> None:
-        """Have a node store nothing from now on, or store again; it is read all the same.
+        """Make a node read-only, or let it store again. Readers read from it in both cases.
 
         Nodes hear of it within a second. Recoveries read from a read-only node and store on others.
 
@@ -148,8 +163,28 @@ class Nodes(Rebalances):
             BadSetting: the node does not exist.
             Unreachable: the cluster did not answer; it may be set, and may be set again.
         """
-        call = SetStorage(node, read_only)
-        await self._cluster.call_any(call, timeout_s=self._settings.timeout_s)
+        await self._order(node, SetStorage(node, read_only), again=True)
+
+    async def _order(self, node: int, call: SetAuthority | SetStorage, *, again: bool) -> None:
+        """Change a node's entry as it is now. If a node gets the order late, and the entry has
+        changed since, that node refuses it.
+
+        Args:
+            again: whether to give the order again if the entry changed on the way.
+        """
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + self._settings.timeout_s
+        while True:
+            asked = AskMembers(node)
+            reply = await self._cluster.call_any(asked, timeout_s=deadline - loop.time())
+            assert isinstance(reply, MembersReply), "AskMembers is answered with members"
+            seen = replace(call, if_version=reply.version)
+            try:
+                await self._cluster.call_any(seen, timeout_s=deadline - loop.time())
+                break
+            except Fenced:
+                if not again or loop.time() >= deadline:
+                    raise
         await self._cluster.refresh_members(timeout_s=self._settings.timeout_s)
 
     async def if_lost(self, nodes: Collection[int]) -> dict[NodeId, IfLost | CordwoodError]:
@@ -294,15 +329,21 @@ class Nodes(Rebalances):
         }
         return Rebuilding(newest.lost, states, heals, newest.rebalancing)
 
-    async def say_rebuild(self, node: int, order: str, *, forced: bool = False) -> None:
-        """Have the data of a node made anew, or not.
+    async def say_rebuild(
+        self, node: int, order: str, *, forced: bool = False, unless_empty: bool = False
+    ) -> None:
+        """Give an order about the rebuilding of a node's data.
 
         Args:
             order: `start`, for a node that is down; `abort`, `gone` (its data never comes back),
                 `drain` and `undrain`.
-            forced: however many nodes are being rebuilt.
+            forced: the order is carried out even if many nodes are being rebuilt.
+            unless_empty: `undrain` is refused if the node is empty by then: with the end of its
+                drain an empty node stops.
         Raises:
             Rejected: the order makes no sense now, and the text says why.
+            Fenced: other nodes were lost, drained or back during the call. The order may have been
+                carried out and taken back: look again.
             BadSetting: the node or the order does not exist.
             Unreachable: the cluster did not answer; the order may be in effect, and may be given
                 again.
@@ -310,8 +351,21 @@ class Nodes(Rebalances):
         orders = {each.value: each for each in RebuildOrder}
         if order not in orders:
             raise BadSetting(f"there is no order {order[:32]!r}; there are {', '.join(orders)}")
-        call = SayRebuild(node, orders[order], forced)
-        await self._cluster.call_any(call, timeout_s=self._settings.timeout_s)
+        call = SayRebuild(node, orders[order], forced, unless_empty)
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + self._settings.timeout_s
+        while True:
+            reply = await self._cluster.call_any(AskRebuilding(), timeout_s=deadline - loop.time())
+            assert isinstance(reply, RebuildingReply), "AskRebuilding has one kind of answer"
+            seen = replace(call, if_version=read_set(reply.set).version)
+            given_s = loop.time()
+            try:
+                await self._cluster.call_any(seen, timeout_s=deadline - given_s)
+                return
+            except Fenced:
+                # After this time another node may have had the order before.
+                if loop.time() > min(deadline, given_s + GIVEN_S):
+                    raise
 
     async def read_only(self) -> dict[NodeId, bool]:
         """Whether an operator made each node read-only, in node order.
@@ -333,5 +387,6 @@ class Nodes(Rebalances):
             assert isinstance(reply, kind), f"{type(message).__name__} has one kind of answer"
             return reply
 
+        self._cluster.check_open()
         nodes = sorted(self._cluster.members)
         return dict(zip(nodes, await asyncio.gather(*map(ask, nodes)), strict=True))

@@ -27,11 +27,12 @@ Position = str | int
 """Where to read from or to: `oldest`, `tail`, an `Lsn`, or its text (`e7n123`)."""
 
 Start = Position | datetime.datetime
-"""Where to read from: an LSN, a name, or a time with its zone for records appended then or
-later."""
+"""The place to read from: an LSN, a name, or a time with its zone. A time means records that were
+appended then or later."""
 
 TIME_US_MAX = 1 << 62
-"""Later than every record's time; a time beyond it on either side counts as this bound."""
+"""A bound above every record's time. A time above it counts as this bound, and a time below its
+negative counts as that."""
 
 
 class PositionCalls(TailCalls):
@@ -61,10 +62,11 @@ class PositionCalls(TailCalls):
         """Delete a log's records up to `lsn`, it included, for good.
 
         A trim point never falls. A reader below it gets one TRIM gap, from the first node that
-        reports it. After `Retryable`, some nodes may have trimmed; repeat the call.
+        reports it. After `Retryable`, some nodes may have trimmed; repeat the call, by the log's
+        number (`LogInfo.log_id`): the name may lead to another log by then.
 
         Args:
-            lsn: an LSN up to the tail; `tail` for all there is now.
+            lsn: an LSN up to the tail; `tail` for all present records.
         Returns:
             Which nodes have let go of them; `is_partial` where some did not.
         Raises:
@@ -78,14 +80,17 @@ class PositionCalls(TailCalls):
     async def find_time(
         self, log: AnyLog, time: Timestamp, *, approximate: bool = False
     ) -> TimePosition:
-        """Where to read from to miss no record appended at `time` or later, and get no other.
+        """The LSN at which to begin to read all records that were appended at `time` or later, and
+        no earlier records.
 
-        Before all there is: the LSN after the trim point; after it: the next to be issued.
+        For a time before all records it is the LSN after the trim point. For a time after all
+        records it is the next LSN to be given out.
 
         Args:
             time: of appends, by the sequencers' clocks; µs since 1970, or a datetime.
-            approximate: the bounds of partitions are enough, so that a node reads one entry of an
-                index at most; it errs to the early side then, by a partition's length at most.
+            approximate: use only the bounds of partitions, so that a node reads one entry of an
+                index at most. The answer may then be too early, by the length of a partition at
+                most.
         Raises:
             UnknownLog: the log does not exist.
             AccessDenied: the log wants a read token that this client does not have.
@@ -131,8 +136,8 @@ class PositionCalls(TailCalls):
     async def tail_attributes(self, log: AnyLog) -> Point | None:
         """The last record that readers may see, None in an empty log.
 
-        Bridges, holes and (E, 0) are none, where `tail` may be one. No byte offset comes with it:
-        nodes keep none, and `data_size` tells the bytes between two times.
+        Bridges, holes and (E, 0) are no records, although `tail` may be their LSN. The answer has
+        no byte offset, because nodes keep none; `data_size` tells the bytes between two times.
 
         Raises:
             Unreachable: as `head_attributes`.
@@ -150,7 +155,8 @@ class PositionCalls(TailCalls):
         the nodes are asked, which also know of holes.
 
         Raises:
-            Unreachable: none was found, and too few nodes answered to know.
+            Unreachable: no record was found, and too few nodes answered to be sure that there is
+                none.
             CordwoodError: as `find_time`.
         """
         found = await self._positions.extent(log)
@@ -161,11 +167,12 @@ class PositionCalls(TailCalls):
     async def data_size(
         self, log: AnyLog, start: Timestamp | None = None, stop: Timestamp | None = None
     ) -> Size:
-        """About how many bytes were appended in [start, stop), as stored, each record once.
+        """The approximate bytes that were appended in `[start, stop)`, as stored, with each record
+        counted once.
 
         A partition that overlaps the range counts by the share of its time in the range; a
-        partition that is partly trimmed counts in full. What recovery wrote counts too, some 130
-        bytes for each epoch's end: so a log that `is_empty` may have a size.
+        partition that is partly trimmed counts in full. Blocks of recoveries count too, some 130
+        bytes for each epoch's end. So a log that `is_empty` may have a size above 0.
 
         Raises:
             CordwoodError: as `find_time`.
@@ -175,7 +182,7 @@ class PositionCalls(TailCalls):
         return await self._positions.data_size(log, start_us, stop_us)
 
     async def tiered(self, log: AnyLog) -> Tiered:
-        """Up to where main storage holds a log in the place of nodes, and its address.
+        """The LSN up to which only main storage holds a log, and the address of main storage.
 
         Raises:
             CordwoodError: as `find_time`.
@@ -194,7 +201,7 @@ def _too_few(what: str, log: AnyLog, found: Extent) -> Unreachable:
 
 
 def to_lsn(position: Position) -> int:
-    """The LSN that a position names, `oldest` and `tail` left aside.
+    """The LSN that a position names. The position must not be `oldest` or `tail`.
 
     Raises:
         BadSetting: it is none.

@@ -1,7 +1,7 @@
 """Questions about a log that its storage nodes answer together, and trimming it.
 
-The log's sequencer says where the tail is; then every node of every epoch's nodeset is
-asked the same thing, of all up to that tail.
+The log's sequencer tells the tail. Then every node of every epoch's nodeset gets the same question,
+about all records up to that tail.
 
 Source: docs/sources/logdevice.md 1 ("Positions"); docs/design.md §7.
 """
@@ -36,8 +36,9 @@ from cordwood.layout.log_questions import (
 )
 from cordwood.layout.message import Call
 from cordwood.lsn import OLDEST, Lsn, format_lsn
-from cordwood.nodes import NodeId
+from cordwood.nodes import Authority, NodeId
 from cordwood.protocol.log_position import TimeAnswer, find_time, size_of
+from cordwood.quorum.authority import HAS_DATA
 from cordwood.quorum.f_majority import weigh_replies
 from cordwood.settings import ClientSettings
 
@@ -58,14 +59,14 @@ AskTail = Callable[[LogInfo], Awaitable[Lsn]]
 
 @dataclass(frozen=True, slots=True)
 class Trimmed:
-    """What became of a trim.
+    """The result of a trim.
 
     Attributes:
         lsn: the requested LSN; all records up to and including it are trimmed.
         nodes: nodes that trimmed up to it, durably.
-        missing: nodes that may still hold trimmed records, and why. A reader skips it all the same
-            as soon as one node of `nodes` answers it; their disks get it back when the next trim,
-            or retention, reaches them.
+        missing: nodes that may still hold trimmed records, and why. A reader skips these records as
+            soon as one node of `nodes` answers it. The missing nodes free the space at the next
+            trim, or by retention.
     """
 
     lsn: Lsn
@@ -74,7 +75,7 @@ class Trimmed:
 
     @property
     def is_partial(self) -> bool:
-        """Whether some nodes did not take it; it may be asked for again."""
+        """Whether some nodes did not trim. The call may be repeated."""
         return bool(self.missing)
 
 
@@ -83,10 +84,10 @@ class TimePosition:
     """Where a time lies in a log.
 
     Attributes:
-        lsn: where to read from: no record from there on is older than the time.
-        tail: the log's, as of then.
-        is_partial: too few nodes answered for it to be exact, or main storage has less than nodes
-            let go of; it errs to the early side.
+        lsn: the place to read from: no record from there on is older than the time.
+        tail: the tail of the log at the time of the call.
+        is_partial: too few nodes answered for an exact place, or main storage lacks records that
+            nodes let go of. The place may be too early.
         missing: nodes that did not answer, and why.
     """
 
@@ -126,11 +127,11 @@ class Extent:
     """Where a log's records begin and end.
 
     Attributes:
-        trim: all up to it was trimmed, e0n0 for none.
-        tail: what readers may see ends here; not always a record's LSN.
+        trim: all records up to this LSN are trimmed, e0n0 for none.
+        tail: the last LSN that readers may see. It is not always a record's LSN.
         first, last: the first and the last record in between, None in an empty log.
-        is_partial: too few nodes answered, or main storage has less than nodes let go of: there may
-            be records before and after these.
+        is_partial: too few nodes answered, or main storage lacks records that nodes let go of.
+            There may be records before `first` and after `last`.
         missing: nodes that did not answer, and why.
     """
 
@@ -160,27 +161,32 @@ class Extent:
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """About how many bytes; `is_partial` where too few nodes answered, or main storage has less
-    than nodes let go of."""
+    """An approximate number of bytes. `is_partial` says that too few nodes answered, or that main
+    storage lacks records that nodes let go of."""
 
     bytes: int
     is_partial: bool
     missing: Mapping[NodeId, str]
 
 
+NO_TRIM = Lsn(0)
+
+
 @dataclass(frozen=True, slots=True)
 class Tiered:
-    """What nodes let go of, and where it is.
+    """The part of a log that nodes let go of, and the address of main storage, which has it.
 
     Attributes:
-        address: main storage, as nodes tell it; "" for none.
-        upto: main storage holds the log up to here, in the nodes' place; e0n0 for nothing.
+        address: the address of main storage, as nodes tell it; "" for none.
+        upto: only main storage holds the log up to this LSN; e0n0 for nothing.
         created_us: when the log was made, which tells it from other clusters' logs.
+        trim: the trim point as nodes know it. Objects may have trimmed records for another minute.
     """
 
     address: str
     upto: Lsn
     created_us: int
+    trim: Lsn = NO_TRIM
 
 
 class Positions:
@@ -202,8 +208,9 @@ class Positions:
 
     async def trim(self, log: AnyLog, lsn: int | None) -> Trimmed:
         """See `Store.trim`; None is the tail."""
-        # Race: a log is looked up once. Its tail is no position in the log that gets its name then.
-        info, tail = await self._opened(log)
+        # Race: the log is looked up once. If its name moves to another log meanwhile, its tail is
+        # no position in that log.
+        info, tail = await self.opened(log)
         if not self._cluster.is_member:
             check_write_token(info, self._settings.write_tokens)
         if lsn is None:
@@ -219,7 +226,7 @@ class Positions:
 
     async def find_time(self, log: AnyLog, time_us: int, *, approximate: bool) -> TimePosition:
         """See `Store.find_time`."""
-        info, tail = await self._opened(log)
+        info, tail = await self.opened(log)
         call = AskTime(info.log_id, time_us, int(tail), not approximate, token=self._token(info))
         told, missing = await self._ask_nodes(info, call, TimeReply)
         answers = [TimeAnswer(each.trim, each.before, each.at) for each in told.values()]
@@ -231,13 +238,17 @@ class Positions:
             older = await tiered.find_time(time_us, trim, is_exact=not approximate)
             if older is not None:
                 lsn, is_partial = min(lsn, older), False
+            # Nodes let go each by itself: a silent node may have the only records of a lost range.
+            lost = await self._lost_before(tiered, lsn, missing)
+            if lost is not None and trim < lsn - 1:
+                lsn, is_partial = max(lost, trim + 1), True
         if lacks is not None and lacks < lsn:
             lsn, is_partial = Lsn(lacks), True
         return TimePosition(Lsn(lsn), tail, is_partial, missing)
 
     async def find_key(self, log: AnyLog, key: bytes) -> KeyPosition:
         """See `Store.find_key`."""
-        info, tail = await self._opened(log)
+        info, tail = await self.opened(log)
         self._token(info)
         timeout_s = self._settings.timeout_s
         try:
@@ -273,7 +284,7 @@ class Positions:
 
     async def extent(self, log: AnyLog) -> Extent:
         """See `Store.tail_attributes`, `Store.head_attributes` and `Store.is_empty`."""
-        info, tail = await self._opened(log)
+        info, tail = await self.opened(log)
         trim = 0
         while True:
             call = AskExtent(info.log_id, int(tail), trim, token=self._token(info))
@@ -296,6 +307,13 @@ class Positions:
                 # A node that trims late may hold none of the last records that the other nodes
                 # trimmed.
                 last = max(last, await tiered.last(trim) or last)
+            # A silent node may have records that main storage lost before the first of these, or
+            # behind the last.
+            edges = [first[0]] if first[0] else []
+            edges += [tiered.up_to + 1] if last[0] <= tiered.up_to else []
+            for edge in edges:
+                lost = await self._lost_before(tiered, edge, missing)
+                is_partial |= lost is not None and trim < edge - 1
         if lacks is not None:
             # The unknown range begins at `lacks`, and ends below the records that only nodes hold.
             up_to = max(each.tier for each in told.values())
@@ -307,15 +325,29 @@ class Positions:
         address = self._cluster.tier_store
         if not address:
             return Tiered("", Lsn(0), 0)
-        info, tail = await self._opened(log)
+        info, tail = await self.opened(log)
         call = AskExtent(info.log_id, int(tail), 0, token=self._token(info))
         told, _ = await self._ask_nodes(info, call, ExtentReply)
         upto = Lsn(max((each.tier for each in told.values()), default=0))
-        return Tiered(address, upto, info.created_us)
+        trim = Lsn(max((each.trim for each in told.values()), default=0))
+        return Tiered(address, upto, info.created_us, trim)
+
+    async def let_go(self, log: AnyLog) -> tuple[Lsn, Lsn]:
+        """The trim point of a log and its tier point, by the nodes that answer; e0n0 for none. The
+        sequencer is not asked.
+
+        Raises:
+            Unreachable: no node answered.
+        """
+        info = await self._fresh(log)
+        call = AskExtent(info.log_id, 0, 0, token=self._token(info))
+        told, _ = await self._ask_nodes(info, call, ExtentReply)
+        trim = max((each.trim for each in told.values()), default=0)
+        return Lsn(trim), Lsn(max((each.tier for each in told.values()), default=0))
 
     async def data_size(self, log: AnyLog, start_us: int, stop_us: int) -> Size:
         """See `Store.data_size`."""
-        info, tail = await self._opened(log)
+        info, tail = await self.opened(log)
         call = AskSize(info.log_id, start_us, stop_us, token=self._token(info))
         told, missing = await self._ask_nodes(info, call, SizeReply)
         copies = info.history[-1].copies if info.history else info.replication.copies
@@ -327,19 +359,31 @@ class Positions:
         return Size(size, is_partial, missing)
 
     async def epoch_end(self, info: LogInfo, last: int) -> Lsn | None:
-        """Where the bridge that covers an epoch's last LSN begins, by main storage; None if it is
-        not there."""
+        """The first LSN of the bridge that covers an epoch's last LSN, as main storage knows it;
+        None if it does not."""
         manifest = await self._tier.manifest(info)
         if manifest is None:
             return None
         found = await TierPositions(self._tier, manifest, info, last).epoch_end(last)
         return None if found is None else Lsn(found)
 
+    async def _lost_before(
+        self, tiered: TierPositions, lsn: int, missing: Collection[NodeId]
+    ) -> int | None:
+        """Where the range begins right before an LSN that main storage lost, and that a silent node
+        with data may hold; None if there is none."""
+        fully = Authority.FULLY_AUTHORITATIVE
+        statuses = self._cluster.statuses
+        if not any(statuses.get(node, fully) in HAS_DATA for node in missing):
+            return None
+        return await tiered.lost_before(min(lsn, tiered.up_to + 1))
+
     async def _tiered(
         self, info: LogInfo, trim: int, told: Collection[TimeReply | ExtentReply | SizeReply]
     ) -> tuple[TierPositions | None, int | None]:
-        """What main storage says below the nodes' tier points, None if nothing is there; and the
-        first LSN that nodes let go of and main storage does not name, None if it names all.
+        """The answers of main storage below the nodes' tier points, None if nodes let go of
+        nothing; and the first LSN that nodes let go of and main storage does not have, None if it
+        has all.
 
         Its manifest may be lost, or be repaired from a part of its objects.
         """
@@ -360,7 +404,7 @@ class Positions:
             return ""
         return check_read_token(info, self._settings.read_tokens)
 
-    async def _opened(self, log: AnyLog) -> tuple[LogInfo, Lsn]:
+    async def opened(self, log: AnyLog) -> tuple[LogInfo, Lsn]:
         """A log with all its epochs, and its tail.
 
         Raises:
@@ -369,8 +413,11 @@ class Positions:
         """
         info = await self._fresh(log)
         tail = await self._ask_tail(info)
-        # The question may have started a sequencer, in an epoch with other nodes.
-        return (info if tail.epoch <= info.epoch else await self._fresh(log)), tail
+        if tail.epoch > info.epoch:
+            # The question may have started a sequencer, in an epoch with other nodes.
+            # Race: by number, since the name may have moved to another log meanwhile.
+            info = await self._fresh(info.log_id)
+        return info, tail
 
     def is_enough(self, info: LogInfo, tail: Lsn, heard: Collection[NodeId]) -> bool:
         """Whether the nodes that answered intersect every copyset of every epoch."""

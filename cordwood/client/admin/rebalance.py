@@ -23,12 +23,12 @@ HELD_S = 10.0
 
 @dataclass(frozen=True, slots=True)
 class RebalancePlan:
-    """What a rebalance would do.
+    """The moves that a rebalance would make.
 
     Attributes:
-        shares: what nodes give to which; empty if all is even enough.
+        shares: the parts that nodes give to other nodes; empty if the bytes are even enough.
         held: by node, the bytes that it holds now.
-        moves: by source and target, about how many bytes go there.
+        moves: by source and target, the approximate bytes of the move.
         silent: nodes that take no part, with the reasons.
     """
 
@@ -98,14 +98,16 @@ class Rebalances:
             log, lsn = reply.log, reply.lsn
 
     async def rebalance(self, shares: Collection[Transfer]) -> None:
-        """Have nodes give these shares to other nodes; `rebuilding` tells their progress.
+        """Let nodes give these shares to other nodes. `rebuilding` tells their progress.
 
         Args:
-            shares: of a `rebalance_plan`; none ends the rebalance that is under way, where it is.
+            shares: of a `rebalance_plan`. Without any, the rebalance that is under way ends, and
+                finished moves stay.
         Raises:
             Rejected: another rebalance is under way, or nodes are being rebuilt or drained.
             BadSetting: a node does not exist.
-            Unreachable: the cluster did not answer; it may have begun, and may be said again.
+            Unreachable: the cluster did not answer; it may have begun, and the call may be
+                repeated.
         """
         call = SayRebalance(tuple((each.source, each.target, each.parts) for each in shares))
         reply = await self._cluster.call_any(call, timeout_s=self._settings.timeout_s)

@@ -1,7 +1,7 @@
 """Replaces a node's directory: its data goes to the others, and it joins again empty.
 
-Each round asks the cluster, and does what `impact.replacement` says. So the command can be given
-again after it was stopped anywhere.
+Each round asks the cluster for its state, and takes the step that `impact.replacement` chooses. So
+the command can be repeated, wherever it was stopped.
 
 Source: docs/protocol/maintenance.md (replacing a node).
 """
@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 
+from cordwood.client.admin.named_ledgers import NamedLedgers
 from cordwood.client.store import Store
 from cordwood.errors import BadSetting, CordwoodError, Rejected, Retryable, Unreachable
 from cordwood.impact.maintenance import Wanted, drained_words
@@ -19,13 +20,15 @@ from cordwood.nodes import NodeId
 from cordwood.rebuilding import LostNode
 
 LOOK_S = 0.5
+"""The pause between two rounds. A step of the cluster takes seconds or more."""
 
-AUDITED_S = 45.0
-"""What the auditor of ledgers may take to mark those that name a node that became empty: it looks
-every 30 s."""
+SETTLED_S = 10.0
+"""The time that a node may take to hear that it is empty. It takes no ledger entries from then on.
+Before, a client that does not know of the drain may make a ledger on it."""
 
 STOPS = frozenset({"writes", "rebuilding"})
-"""What may not stop: without these a log would take no records, or copies find no place."""
+"""The services that must not stop. Without them a log would take no records, or copies would find
+no place."""
 
 Say = Callable[[str], None]
 
@@ -38,6 +41,7 @@ async def replace_node(
     *,
     timeout_s: float,
     say: Say,
+    is_begun: Callable[[], bool] = lambda: False,
 ) -> None:
     """Bring a node to its new directory.
 
@@ -45,11 +49,12 @@ async def replace_node(
         place: has the node's process end, and one start on the new directory.
         timeout_s: the longest time for all of it; finished steps stay.
         say: called with each step.
+        is_begun: whether an earlier `place` was begun, and may have been stopped.
     Raises:
         BadSetting: the node does not exist.
         Rejected: some log would lack nodes without it, or a request for maintenance drains it,
-            which would drain the new directory too.
-        Unreachable: it is not over in time. Giving the command again goes on.
+            which would drain the new directory too. Or ledgers name it, and auto-recovery is off.
+        Unreachable: it is not over in time. A repeated command continues.
     """
     who = NodeId(node)
     if who not in store.members:
@@ -58,18 +63,33 @@ async def replace_node(
     await _check_requests(store, node)
     loop = asyncio.get_running_loop()
     ends_s, told, empty_s = loop.time() + timeout_s, None, None
+    naming, ledgers = NamedLedgers(store.ledgers, who), list[int]()
     while loop.time() < ends_s:
         entry = await _entry(store, who)
         is_up = not isinstance((await store.status())[who], CordwoodError)
-        ledgers = 0
+        waits, ledgers = False, []
         if entry is not None and entry.is_empty and not is_placed():
             empty_s = loop.time() if empty_s is None else empty_s
-            ledgers = await _ledgers(store, node)
-            ledgers = ledgers or int(loop.time() < empty_s + AUDITED_S)
-        step = next_step(entry, is_up=is_up, is_placed=is_placed(), ledgers=ledgers)
-        if step is not told:
-            say(f"node {node}: {step.value}")
-            told = step
+            waits = loop.time() < empty_s + SETTLED_S
+            if not waits:
+                try:
+                    async with asyncio.timeout_at(ends_s):
+                        ledgers = await naming.look()
+                except TimeoutError:
+                    break
+                except (Retryable, Unreachable) as error:
+                    say(f"node {node}: {error}")
+                    waits = True
+            if ledgers:
+                await _check_autorecovery(store, node, ledgers)
+        step = next_step(
+            entry, is_up=is_up, is_placed=is_placed(), ledgers=len(ledgers) or int(waits),
+            is_begun=is_begun(),
+        )  # fmt: skip
+        words = f"{step.value}: {_counted(ledgers)}" if ledgers else step.value
+        if (step, bool(ledgers)) != told:
+            say(f"node {node}: {words}")
+            told = step, bool(ledgers)
         if step is ReplaceStep.DONE:
             return
         try:
@@ -77,9 +97,11 @@ async def replace_node(
         except (Retryable, Unreachable) as error:
             say(f"node {node}: {error}")
         await asyncio.sleep(LOOK_S)
+    what = "`cordwood rebuild` tells what it waits for"
+    if ledgers:
+        what = f"{_counted(ledgers)} may need its directory (`cordwood ledgers list --node {node}`)"
     raise Unreachable(
-        f"node {node} is not replaced after {timeout_s:g} s; `cordwood rebuild` tells what it "
-        "waits for, and the same command goes on"
+        f"node {node} is not replaced after {timeout_s:g} s; {what}, and the same command goes on"
     )
 
 
@@ -98,7 +120,7 @@ async def _do(
         case ReplaceStep.PLACE:
             await place()
         case _:
-            pass  # the cluster works at it
+            pass  # the cluster is at work on the step
 
 
 async def _check(store: Store, node: int) -> None:
@@ -129,5 +151,19 @@ async def _entry(store: Store, node: NodeId) -> LostNode | None:
     return next((each for each in lost if each.node == node), None)
 
 
-async def _ledgers(store: Store, node: int) -> int:
-    return sum([1 async for each in store.ledgers.under_replicated() if node in each.nodes])
+async def _check_autorecovery(store: Store, node: int, ledgers: list[int]) -> None:
+    """Check that the ledgers that name a node will get copies elsewhere.
+
+    Raises:
+        Rejected: auto-recovery is off, so no node makes their copies.
+    """
+    if not (await store.ledgers.autorecovery()).on:
+        raise Rejected(
+            f"node {node} is not replaced: {_counted(ledgers)} may have their only copies there, "
+            "and auto-recovery is off. Switch it on (`cordwood ledgers autorecovery on`), and give "
+            "the command again"
+        )
+
+
+def _counted(ledgers: list[int]) -> str:
+    return f"{len(ledgers):,} ledgers (the first is {ledgers[0]})"

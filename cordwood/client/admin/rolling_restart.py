@@ -1,11 +1,10 @@
-"""Restarts nodes one after the other, each only when nothing stops without it.
+"""Restarts nodes one after the other, each only when no service stops without it.
 
 Each node gets a request for maintenance, and its restart waits until the request is granted. Then
-the node is restarted, and waited for until it answers as a new process. Then the request is taken
-back. Nodes that are down count as absent, so the next request is granted once the previous node is
-back.
+the command restarts the node, waits until it answers as a new process, and takes the request back.
+Nodes that are down count as absent, so the next request is granted once the previous node is back.
 
-While a request is blocked, the progress says what it waits for. A run that is interrupted takes its
+While a request is blocked, the progress names the cause. A run that is interrupted takes its
 request back, unless its node may be away: then the request ends by its TTL, which is little more
 than the time that the run may take for one node.
 
@@ -29,17 +28,34 @@ logger = logging.getLogger(__name__)
 
 LOOK_S = 0.5
 SAY_S = 15.0
-"""Pause between two lines about what a restart waits for: the reason may change at each look."""
+"""Pause between two lines about the cause of a wait. The cause may change at each look."""
 
 TTL_SPARE_S = 60
-"""How much longer a request stands than its node may take: two waits, for the grant and for the
-node to be back. A run that was killed leaves no request for longer."""
+"""The time by which a request outlasts the longest time of its node. That time is two waits: for
+the grant, and until the node is back. The request of a killed run ends after this."""
 
 REASON = "rolling restart"
 BLOCKED = "BLOCKED_UNTIL_SAFE"
 
 Restart = Callable[[NodeId], Awaitable[None]]
 Say = Callable[[str], None]
+
+
+async def nodes_in_service(store: Store, say: Say) -> list[NodeId]:
+    """All nodes, in order, but those that were taken out of service: no call removes a member, and
+    such a node never comes back. It is empty, and does not run.
+
+    Args:
+        say: called with the nodes that are left out.
+    Raises:
+        CordwoodError: no node tells which nodes are empty.
+    """
+    empty = {entry.node for entry in (await store.rebuilding()).lost if entry.is_empty}
+    answers = await store.status()
+    out = [n for n in sorted(answers) if n in empty and isinstance(answers[n], CordwoodError)]
+    for node in out:
+        say(f"node {node}: it is empty and does not run, so it is left out")
+    return [node for node in sorted(answers) if node not in out]
 
 
 async def rolling_restart(
@@ -54,7 +70,8 @@ async def rolling_restart(
         say: called with the progress, and with what a node's restart waits for.
     Raises:
         BadSetting: a node does not exist, or no node is named.
-        Retryable: a node is not safe to take in time; it and those after it were left alone.
+        Retryable: a node did not become safe to restart in time. It and the nodes after it were not
+            restarted.
         Unreachable: a node did not come back in time. Its request stays, so that no other node is
             taken for it. So it does where `restart` raises anything but Rejected and OSError, or is
             cancelled, if the node does not answer as a new process by then. Of a node that was left
@@ -90,7 +107,7 @@ async def rolling_restart(
 
 
 async def _apply(store: Store, node: NodeId, user: str, timeout_s: float) -> MaintenanceRequest:
-    """Make the request. A caller that is cancelled meanwhile leaves none."""
+    """Make the request. If the caller is cancelled meanwhile, no request is left."""
     ttl_s = min(2 * math.ceil(timeout_s) + TTL_SPARE_S, TTL_S_MAX)
     asking = asyncio.create_task(
         store.apply_maintenance([node], reason=REASON, user=user, ttl_s=ttl_s)
@@ -129,7 +146,7 @@ async def _wait_granted(store: Store, made: MaintenanceRequest, timeout_s: float
 
 
 def _words_of_wait(found: MaintenanceRequest, requests: Iterable[MaintenanceRequest]) -> str:
-    """What a blocked request waits for, and the other requests that count against it."""
+    """The cause for which a blocked request waits, and the other requests that count against it."""
     others = [each for each in requests if each.number != found.number and each.state != BLOCKED]
     words = found.blocked
     if others:

@@ -1,7 +1,8 @@
-"""Where times, records and bytes lie in what nodes let go of: the part of main storage.
+"""Finds the places of times, records and bytes in the part of a log that nodes let go of and main
+storage has.
 
-Each question reads the head of the log's manifest, a page a level, and the footers of one object or
-two. Which block a time lies in is read in the object itself.
+Each question reads the head of the log's manifest, one page of each level, and the footers of one
+or two objects. To find the block of a time, it also reads the object itself.
 
 Source: docs/objects.md, "Reading".
 """
@@ -18,15 +19,14 @@ from cordwood.layout.object_file import ObjectRun, Piece
 from cordwood.tier.history import GET_S
 from cordwood.tier.log_manifest import LogManifest
 from cordwood.tier.object_reader import entry_footer
-from cordwood.tier.repair import is_lost
-from cordwood.tiered import Entry
+from cordwood.tiered import Entry, is_lost
 
 Placed = tuple[int, int]
 """An LSN, and the append time (µs) of its block."""
 
 
 class TierPositions:
-    """One log's; made for one question.
+    """The places in one log. An instance is made for one question.
 
     Attributes:
         up_to: the nodes' tier point. Nodes answer for later records.
@@ -43,11 +43,11 @@ class TierPositions:
         all of them are older.
 
         Args:
-            is_exact: else the answer may lie up to an object too early.
+            is_exact: False allows an answer that is too early by up to one object.
         """
         entry = await self._manifest.find_append_time(time_us)
         while entry is not None and is_lost(entry):
-            # No record of it is here. Nodes answer for those that they hold.
+            # Main storage has no record from there on. Nodes answer for the records that they hold.
             entry = await self._manifest.find(entry.last + 1)
         if entry is None or entry.first > self.up_to:
             return None
@@ -59,6 +59,14 @@ class TierPositions:
                 if not isinstance(item, Gap) and item.header.append_time_us >= time_us:
                     return item.first
         return entry.last + 1
+
+    async def lost_before(self, lsn: int) -> int | None:
+        """Where the range begins that main storage lost right before an LSN; None if it lost none
+        there."""
+        lost: int | None = None
+        while (entry := await self._manifest.find(lsn - 1)) is not None and is_lost(entry):
+            lost = lsn = entry.first
+        return lost
 
     async def first(self, trim: int) -> Placed | None:
         """The first record above the trim point, up to the tier point; None if main storage holds
@@ -112,7 +120,8 @@ class TierPositions:
         return found
 
     async def bytes_between(self, start_us: int, stop_us: int) -> int:
-        """About how many bytes of bodies were appended in `[start, stop)`, up to the tier point."""
+        """The approximate bytes of bodies that were appended in `[start, stop)`, up to the tier
+        point."""
         items = await self._manifest.kept()
         start = self._manifest.head.start if self._manifest.head is not None else 0
         size = 0.0

@@ -34,14 +34,15 @@ from cordwood.client.append.record_check import (
 )
 from cordwood.client.cluster import Cluster, LogInfo
 from cordwood.client.find.log_info import AnyLog
-from cordwood.errors import CordwoodError, OutcomeUnknown
+from cordwood.errors import CordwoodError, Misplaced, OutcomeUnknown, OutOfSequence, UnknownLog
 from cordwood.lsn import LSN_MAX, Lsn
 from cordwood.settings import ClientSettings
 
 Answer = TypeVar("Answer")
 
 LATE_S = 0.1
-"""A call that found its log and room within this gives its block all of its deadline."""
+"""If a call finds its log and free space within this time, its block gets the call's full
+deadline."""
 
 
 class AppendCalls:
@@ -76,7 +77,7 @@ class AppendCalls:
             check_number("expected_tail", expected_tail, 0, LSN_MAX)
         time_us = None if timestamp is None else to_us(timestamp)
         size = self._appends.check_record(value, key, time_us, headers)
-        # Before anything is waited for: the caller may fill its buffer again meanwhile.
+        # Copy the value before the first wait: the caller may fill its buffer again meanwhile.
         value = as_bytes(value)
         key = None if key is None else as_bytes(key)
         headers = None if headers is None else own_headers(headers)
@@ -145,6 +146,14 @@ class AppendCalls:
             failures = [first for first in firsts if isinstance(first, BaseException)]
             stored = len(firsts) - len(failures)
             failures += ended
+            known = next(filter(None, map(_stored_to, failures)), None)
+            if known is not None:
+                # A call of more blocks than the log remembers is sent again. As an unknown outcome
+                # it would be sent again for ever: its first blocks are never remembered.
+                told, end = known
+                if call is not None:
+                    call.stored_to(end)
+                raise told
             if failures and stored:
                 raise OutcomeUnknown(
                     f"{stored} blocks are stored, the others were not acknowledged: {failures[0]}"
@@ -167,7 +176,7 @@ class AppendCalls:
         timestamps: Sequence[Timestamp] | Timestamp | None,
         headers: Sequence[Headers] | None,
     ) -> Columns:
-        """Records that can be encoded, each in a block.
+        """Check records by column: each can be encoded, and fits into a block.
 
         Raises:
             BadSetting, RecordTooLarge: they cannot.
@@ -216,7 +225,8 @@ class AppendCalls:
         keys: Sequence[bytes | None] | None,
         headers: Sequence[Headers] | None,
     ) -> list[int]:
-        """What each record counts; see `Appends.check_record`. Times were checked before."""
+        """The bytes that each record counts; see `Appends.check_record`. The caller has checked the
+        times."""
         if keys is None and headers is None and set(map(type, values)) == {bytes}:
             sizes = list(map(len, values))
             if max(sizes) <= self._settings.block_bytes:
@@ -233,8 +243,18 @@ class AppendCalls:
         ]
 
     async def _found(self, log: AnyLog, producer: Producer | None) -> LogInfo:
-        with nullcontext() if producer is None else producer.seek():
+        if producer is None:
             return await self._find(log)
+        with producer.seek():
+            try:
+                info = await self._find(log)
+            except UnknownLog:
+                if isinstance(log, int):
+                    producer.note_gone(log)
+                raise
+        if isinstance(log, str):
+            producer.check_led(log, info.log_id)
+        return info
 
     async def _wait_open_space(self, deadline: float) -> bool:
         """Wait for free space until `deadline`; True if the deadline passed."""
@@ -260,8 +280,16 @@ class AppendCalls:
             ) from None
 
 
+def _stored_to(error: BaseException) -> tuple[OutOfSequence, int] | None:
+    """The error that tells up to which sequence a producer's records are stored, and that
+    sequence; 0 from a node that does not say. None for every other error."""
+    if isinstance(error, OutOfSequence) and error.kind is Misplaced.STORED:
+        return error, error.expected or 0
+    return None
+
+
 def _calling(producer: Producer | None, log: int) -> AbstractContextManager[ProducerCall | None]:
-    """Has a producer know that an append to a log has not ended; see `Producer.again`."""
+    """Note in a producer that an append to a log has not ended; see `Producer.again`."""
     return nullcontext() if producer is None else producer.call(log)
 
 
@@ -270,8 +298,9 @@ def _in_turn(
 ) -> AbstractAsyncContextManager[None]:
     """Keeps the calls to a log in the order in which they were made.
 
-    A call of several blocks waits for room between them, and the next call's would pass. Short
-    calls without a producer need no order among themselves: the window lets them in by turns.
+    A call of several blocks waits for free space between them, and the blocks of the next call
+    would pass. Short calls without a producer need no order among themselves: the window admits
+    them in turn.
     """
     if lane.line.is_empty and not (is_long or lane.has_producer):
         return nullcontext()

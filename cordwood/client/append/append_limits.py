@@ -1,4 +1,4 @@
-"""How much a client sends at once, and how long it waits: limits of its appends."""
+"""The limits of a client's appends: the amount that it sends at once, and its waits."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ STALL_S = 1.0
 stopped process keeps its connections, so only silence shows it."""
 
 PRODUCERS_MAX = 10_000
-"""Producers, each with each of its logs, that one client appends with at a time."""
+"""The most pairs of producer and log with which one client appends at a time."""
 
 SWEEP_S = 0.1
 """How often deadlines are checked."""

@@ -54,7 +54,8 @@ class Appends:
         self._logs: dict[tuple[int, ProducerPlace | None], LogAppends] = {}
         self._producers = 0
         self._dirty: dict[LogAppends, None] = {}
-        # Those with something queued or sent: a client that knows a thousand logs looks at these.
+        # The logs with queued or sent blocks. A client that knows a thousand logs looks only at
+        # these.
         self._watched: dict[LogAppends, None] = {}
         self._running: dict[asyncio.Task[None], None] = {}
         self._has_work = asyncio.Event()
@@ -82,7 +83,8 @@ class Appends:
         return found
 
     def _forget_idle(self) -> None:
-        """Drop producers that wait for nothing; a caller that goes on with one gets a new line."""
+        """Drop producers without open appends. A caller that goes on with such a producer gets a
+        new queue."""
         for key in [k for k, each in self._logs.items() if k[1] is not None and each.is_idle]:
             del self._logs[key]
             self._producers -= 1
@@ -126,7 +128,7 @@ class Appends:
         return self._host.clock.now_us()
 
     def deadline(self) -> float:
-        """When a call that begins now must have ended, on the loop's clock."""
+        """The time at which a call that begins now must have ended, on the loop's clock."""
         return self.loop.time() + self._settings.timeout_s
 
     def next_token(self) -> int:
@@ -168,7 +170,8 @@ class Appends:
             for each in read_append_faults(frame.payload):
                 log = self.sent.get(each.token)
                 if log is not None:
-                    log.on_fault(each.token, to_error(each.fault), NodeId(each.node))
+                    error = to_error(each.fault)
+                    log.on_fault(each.token, error, NodeId(each.node), connection)
 
     def _flush(self) -> None:
         dirty, self._dirty = self._dirty, {}

@@ -1,4 +1,4 @@
-"""Records of one call, cut into sealed blocks that go on together: a group, or staged.
+"""Cuts the records of one call into sealed blocks that stay together: a group, or staged blocks.
 
 Source: docs/design.md §2 ("Batches over the block limit and published Spark batches are groups").
 """
@@ -17,7 +17,7 @@ from cordwood.layout.limits import GROUP_BLOCKS_MAX, GROUP_BYTES_MAX
 
 
 class Columns(NamedTuple):
-    """Records by column, and what each counts in bytes; checked before."""
+    """Records by column, and the bytes that each counts. The records were checked before."""
 
     values: Sequence[Buffer]
     keys: Sequence[bytes | None] | None

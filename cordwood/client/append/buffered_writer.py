@@ -14,7 +14,7 @@ The mode decides what a failed block does to the blocks after it in the same log
   the order of first occurrences and allows repeats.
 
 The writer resends a block that may be stored only in a stream, where a repeat is safe. An error
-says which it is: see `CordwoodError.is_outcome_unknown`.
+tells whether a block may be stored: see `CordwoodError.is_outcome_unknown`.
 
 Source: docs/sources/logdevice.md 1 ("BufferedWriter"); docs/design.md §3 ("Producers").
 """
@@ -65,14 +65,18 @@ from cordwood.settings import MIB, ClientSettings
 logger = logging.getLogger(__name__)
 
 RETRY_FIRST_S = 0.1
-"""The client has tried for its whole timeout before it. Doubles up to the writer's bound."""
+"""The first pause before a block is sent again. The client has already tried for its whole timeout.
+The pause doubles up to the writer's bound."""
 
 STREAM_BLOCKS = 4
 """Blocks of a stream in flight, one less than a log remembers of a producer: enough to hide
 the round trip behind blocks this large."""
 
+WAITS_A_TICK = 256
+"""Waits for room that return within a tick, in half a millisecond; the next waits for a tick."""
+
 INDEPENDENT_BLOCKS = 64
-"""Blocks of one log in flight otherwise."""
+"""Blocks of one log in flight in INDEPENDENT mode."""
 
 
 GOES_ON = (Retryable, OutOfSequence, UnknownProducer, ProducerFenced)
@@ -99,22 +103,23 @@ OnRetry = Callable[[str, Sequence[Any], CordwoodError], bool]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WriterOptions:
-    """How a writer gathers.
+    """The settings of a buffered writer.
 
     Attributes:
-        time_trigger_s: a record waits no longer than this; None waits for size or `flush`.
-            A tenth of a second, which no user notices: LogDevice's is off, and a program that
-            forgets to flush then never stores its last records.
-        size_trigger_bytes: a block is sent at this size; the client's `block_bytes` bounds it. 256
-            KiB: larger blocks are hardly cheaper a byte.
+        time_trigger_s: a record waits no longer than this; None waits for size or `flush`. The
+            default is a tenth of a second, which no user notices. In LogDevice it is off, and a
+            program that forgets to flush never stores its last records.
+        size_trigger_bytes: a block is sent at this size; the client's `block_bytes` bounds it. The
+            default is 256 KiB: larger blocks cost hardly less for each byte.
         mode: see the module.
-        retry_count: how often a block that was *not appended* is sent again after the
-            client gave up on it; None without end, as a stream always does.
+        retry_count: how often a block that was *not appended* is sent again after the client gave
+            up on it. None is without an end. A stream always sends without an end.
         retry_max_s: longest pause before that, which doubles from RETRY_FIRST_S on.
-        compression: `zstd`, `lz4` or `none`; None for the client's. LZ4 as LogDevice has
-            it: blocks this large gain most of what there is to gain.
-        memory_bytes_max: gathered and in flight together; at it `append` waits and
-            `append_nowait` refuses. As much as the client's window has by default.
+        compression: `zstd`, `lz4` or `none`; None for the client's. The default is LZ4, as in
+            LogDevice: with blocks this large it saves most of the bytes that compression can save.
+        memory_bytes_max: bytes of gathered records and records in flight. At this bound `append`
+            waits and `append_nowait` refuses. The default is that of the client's window. A
+            blocking writer counts 1.5 KiB for each record as well, which its futures take up.
     """
 
     time_trigger_s: float | None = 0.1
@@ -171,6 +176,7 @@ class BufferedWriter:
         self._freed = asyncio.Event()
         # Calls that wait for room, in their order.
         self._line, self._let_in = Line(appends.loop), LetIn(appends.loop)
+        self._waits = 0
         self._closed: CordwoodError | None = None
 
     async def __aenter__(self) -> BufferedWriter:
@@ -202,7 +208,9 @@ class BufferedWriter:
             Overloaded: there was no room within the client's timeout; it was not appended.
             CordwoodError: as `Store.append`.
         """
-        await self.wait_space()
+        # Order matters: no tick for other tasks in between, or later calls would come first. The
+        # wait for the outcome gives them one.
+        await self._wait_room()
         return await self.append_nowait(log, value, key=key, timestamp=timestamp, headers=headers)
 
     def append_nowait(
@@ -244,13 +252,22 @@ class BufferedWriter:
         self._put(log, value, key, timestamp, headers, context, None)
 
     async def wait_space(self) -> None:
-        """Wait for free memory: for one record, before anything else is awaited. It sends the
-        gathered records, so that the wait ends.
+        """Wait for free memory for one record. The caller must put that record in before it awaits
+        anything else. The call sends the gathered records, so that the wait ends. Every few hundred
+        calls let other tasks go on.
 
         Raises:
             Overloaded: it did not within the client's timeout.
             Closed: the writer was closed.
         """
+        self._waits += 1
+        if self._waits >= WAITS_A_TICK:
+            # A program that puts without a pause would have nothing sent or answered meanwhile.
+            self._waits = 0
+            await asyncio.sleep(0)
+        await self._wait_room()
+
+    async def _wait_room(self) -> None:
         if self._line.is_empty and not self._is_full:
             self._check_open()
             return
@@ -292,19 +309,26 @@ class BufferedWriter:
         if self._is_full or not (self._line.is_empty or self._let_in.take()):
             self._cut_all()
             raise self._overloaded()
+        # All that may fail, for want of memory too, comes before the block's columns grow.
+        value, key, headers = (
+            as_bytes(value),
+            None if key is None else as_bytes(key),
+            own_headers(headers),
+        )
         lane = self._lanes.get(log)
         if lane is None:
-            # Two spellings of a name are one log with one order; callbacks get the first spelling.
+            # Two spellings of a name mean the same log, with one order. Callbacks get the first
+            # spelling.
             name = normalise_name(log)
             lane = self._lanes.setdefault(name, Lane(log))
             self._lanes[log] = lane
         if lane.open is not None and lane.open.bytes + size > self._bytes_max:
             self._cut(lane)
         gathered = lane.open or self._begin(lane)
-        gathered.values.append(as_bytes(value))
-        gathered.keys.append(None if key is None else as_bytes(key))
+        gathered.values.append(value)
+        gathered.keys.append(key)
         gathered.times.append(self._appends.now_us() if time_us is None else time_us)
-        gathered.headers.append(own_headers(headers))
+        gathered.headers.append(headers)
         gathered.contexts.append(context)
         gathered.futures.append(future)
         gathered.bytes += size
@@ -322,7 +346,7 @@ class BufferedWriter:
         return gathered
 
     def _cut(self, lane: Lane) -> None:
-        """Nothing more is gathered for the block: have it sent."""
+        """Close the gathered block, so that it is sent."""
         gathered, lane.open = lane.open, None
         if lane.timer is not None:
             lane.timer.cancel()
@@ -341,6 +365,7 @@ class BufferedWriter:
     async def flush(self) -> None:
         """Send all gathered records. Returns once each record put so far has its outcome, in its
         future and in the callback (see `failed`)."""
+        self._appends.check_loop()
         self._cut_all()
         for gathered in list(self._unended):
             await gathered.ended.wait()
@@ -349,6 +374,7 @@ class BufferedWriter:
 
     async def close(self) -> None:
         """Flush, for the client's timeout at most, and take nothing more. Safe to call twice."""
+        self._appends.check_loop()
         try:
             async with asyncio.timeout(self._settings.timeout_s):
                 await self.flush()
@@ -377,8 +403,8 @@ class BufferedWriter:
                     why = OutcomeUnknown(f"{error}; this append was in flight")
                 self._fail(lane, gathered, why)
             if lane.stream is not None:
-                # Its blocks have no deadline: they would keep the client's room until their log
-                # takes appends.
+                # Its blocks have no deadline: they would take up the client's window until their
+                # log takes appends.
                 lane.stream.close(error)
             lane.queue.clear()
             lane.open = None
@@ -387,7 +413,7 @@ class BufferedWriter:
 
     @property
     def records(self) -> int:
-        """Records that were put in and not told yet."""
+        """The number of records that were put in and have no outcome yet."""
         return sum(len(gathered.values) for gathered in list(self._unended))
 
     @property
@@ -476,7 +502,8 @@ class BufferedWriter:
                 try:
                     answer = await self._submit(lane, gathered, producer)
                 except CordwoodError as error:
-                    # Told in its turn: blocks ahead of it may come back as well, and go first.
+                    # Handle its end in its turn: blocks ahead of it may come back as well, and must
+                    # go first.
                     is_over = True
                     answer = self._appends.loop.create_future()
                     answer.set_exception(error)
@@ -500,9 +527,9 @@ class BufferedWriter:
         error: CordwoodError,
         again: list[Gathered],
     ) -> None:
-        """A block of this producer's epoch ended with an error, so the epoch is over."""
+        """End this producer's epoch, because one of its blocks ended with an error."""
         lane.producer = Producer(producer.producer, producer.epoch + 1)
-        if isinstance(error, GOES_ON):
+        if isinstance(error, GOES_ON) and not error.is_outcome_unknown:
             again.append(gathered)
         else:
             self._fail(lane, gathered, error)
@@ -557,7 +584,7 @@ class BufferedWriter:
             logger.warning("%d records for %s were not acknowledged: %s", untold, lane.log, error)
 
     def _finish(self, gathered: Gathered) -> bool:
-        """A block came to its end; False if it had already."""
+        """Note the end of a block. Returns False if it had ended before."""
         if self._unended.pop(gathered, None) is None:
             return False
         self.bytes -= gathered.bytes

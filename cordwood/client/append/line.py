@@ -1,8 +1,8 @@
 """Calls in a line: they go on in the order in which they came.
 
-Calls that wait are let go together, in one tick, so that their records still share
-blocks. Letting go one call a turn would hold a fresh client at one record a block for as long as
-calls come faster than that.
+Calls that wait are released together, in one tick, so that their records still share blocks. If
+only one call a tick were released, a new client would send one record a block for as long as calls
+come faster than that.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from contextlib import asynccontextmanager
 from cordwood.errors import Overloaded
 
 LET_IN_TURNS = 4
-"""Turns of the loop: `asyncio.wait_for` hands an end on in three, before Python 3.12."""
+"""Ticks of the loop. Before Python 3.12, `asyncio.wait_for` takes three ticks to pass on the end of
+a wait."""
 
 
 class QueuedCall:
@@ -32,12 +33,12 @@ class QueuedCall:
 
 
 class Line:
-    """See the module. Every place is left, however its call ends."""
+    """See the module. Each call must leave its place, however it ends."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
         self._waiting: deque[QueuedCall] = deque()
-        # Calls that were let go and have not left: later calls would pass them.
+        # Calls that were released and have not left yet. Later calls must not pass them.
         self._going = 0
 
     @property
@@ -60,16 +61,16 @@ class Line:
         return place
 
     def ready(self, place: QueuedCall) -> None:
-        """The call's wait has ended."""
+        """Note that the call's own wait has ended."""
         place.is_ready = True
         self._let_go()
 
     async def turn(self, place: QueuedCall) -> None:
-        """Wait until no call is ahead; at once where none is."""
+        """Wait until no call is ahead. Returns at once if there is none."""
         await place.future
 
     def leave(self, place: QueuedCall) -> None:
-        """The call went on, or gave up. Safe to call twice."""
+        """Leave the line, because the call went on or gave up. Safe to call twice."""
         if place.has_left:
             return
         place.has_left = True
@@ -123,10 +124,12 @@ async def turn_in(line: Line, deadline: float, *, holds: bool) -> AsyncIterator[
 
 
 class LetIn:
-    """Waits for room that ended a moment ago: for each, one call may pass those that wait still.
+    """Counts waits for free space that have just ended. For each of them, one call may pass the
+    calls that still wait.
 
-    A program waits with one call and takes its room with the next. Without this, calls that
-    wait for the same room keep one another out for good: each finds that others wait.
+    A program waits with one call and takes the free space with the next. Without this count,
+    programs that wait for the same space would block one another for ever: each finds that others
+    wait.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -134,7 +137,7 @@ class LetIn:
         self._ended: dict[object, None] = {}
 
     def note(self) -> None:
-        """A wait ended, and its caller comes with another call."""
+        """Note that a wait ended. Its caller will come with another call."""
         mark = object()
         self._ended[mark] = None
         self._loop.call_soon(self._age, mark, LET_IN_TURNS)

@@ -67,7 +67,8 @@ node to its successor. Nodes that redirect a client more often do not agree with
 
 RETRY_FIRST_S = 0.02
 RETRY_MAX_S = 1.0
-"""Pauses between tries: short at first, because most refusals come from a starting sequencer."""
+"""The longest pause between tries. Pauses are short at first, because most refusals come from a
+sequencer that is starting."""
 
 
 class Owner(Protocol):
@@ -167,7 +168,7 @@ class LogAppends:
         """
         self._check_whole()
         if expected_tail is not None:
-            self._cut()
+            self._cut_before()
         batch = self._space_for(size)
         batch.expected_tail = expected_tail
         future: asyncio.Future[Lsn] = self._owner.loop.create_future()
@@ -196,10 +197,19 @@ class LogAppends:
         open_batch: PendingBlock | None = None
         for at, value in enumerate(values):
             key = keys[at] if keys is not None else None
-            batch = self._space_for(sizes[at])
+            future: asyncio.Future[Lsn]
+            try:
+                batch = self._space_for(sizes[at])
+            except OutOfSequence as error:
+                # The caller counts the blocks before, which may be stored.
+                future = self._owner.loop.create_future()
+                future.set_exception(error)
+                future.exception()  # the caller may have gone away
+                runs.append((future, 0))
+                return runs
             if batch is not open_batch:
                 open_batch = batch
-                future: asyncio.Future[Lsn] = self._owner.loop.create_future()
+                future = self._owner.loop.create_future()
                 batch.futures.append((future, batch.count))
                 runs.append((future, 0))
             time_us = times_us if times_us is None or isinstance(times_us, int) else times_us[at]
@@ -213,7 +223,7 @@ class LogAppends:
         """Put sealed blocks, with records of `size` bytes in total, after the present blocks:
         they are stored together or not at all."""
         self._check_whole()
-        self._cut()
+        self._cut_before()
         batch = PendingBlock(self._owner.loop.time() + self._settings.timeout_s)
         future: asyncio.Future[Lsn] = self._owner.loop.create_future()
         batch.futures.append((future, 0))
@@ -249,7 +259,7 @@ class LogAppends:
         """Put records into one block, a column at a time: a client that appends whole blocks
         spends its time here, and one call for each record took five times as long."""
         if self._batch is not None and self._is_full(self._batch):
-            self._cut()
+            self._cut_before()
         batch = self._space_for(size)
         count, more = batch.count, len(values)
         future: asyncio.Future[Lsn] = self._owner.loop.create_future()
@@ -275,7 +285,7 @@ class LogAppends:
             deadline: on the loop's clock, infinity for none; None gives it the client's timeout.
         """
         self._check_whole()
-        self._cut()
+        self._cut_before()
         batch = self._space_for(size)
         batch.codec = codec
         if deadline is not None:
@@ -292,7 +302,7 @@ class LogAppends:
             batch.count >= settings.block_records
             or (batch.count and batch.bytes + size > settings.block_bytes)
         ):
-            self._cut()
+            self._cut_before()
             batch = None
         if batch is None:
             batch = self._batch = PendingBlock(self._owner.loop.time() + settings.timeout_s)
@@ -328,16 +338,32 @@ class LogAppends:
         """Whether a producer has to wait for answers before it may send more."""
         return self._producer is not None and len(self._sent) + len(self._queue) >= PLACES_MAX
 
+    def _cut_before(self) -> None:
+        """Cut the open block; later records go behind it.
+
+        Raises:
+            OutOfSequence: a producer's block could not be encoded.
+        """
+        self._cut()
+        self._check_whole()
+
     def _cut(self) -> None:
         batch, self._batch = self._batch, None
         if batch is None:
             return
         try:
             batch.seal(self.log, self._codec, self._producer, self._host.clock.now_us)
-        except (BufferError, MemoryError, OverflowError, TypeError, ValueError) as error:
-            # Only this batch fails: its bytes go back, and other logs of this tick are sent.
+        except Exception as error:  # noqa: BLE001  (the callers of this block are told)
+            # Only this batch fails: its bytes are free again, and the batches of other logs are
+            # still sent. The libraries that compress have errors of their own, as for a lack of
+            # memory.
             self._owner.window.give_back(batch.count, batch.bytes)
-            batch.fail(BadSetting(f"records of log {self.log} cannot be encoded: {error!r}"))
+            refused = BadSetting(f"records of log {self.log} cannot be encoded: {error!r}")
+            batch.fail(refused)
+            if self._producer is not None:
+                # Trap: the next block would get this block's sequences. If the call was made again
+                # at its place, this block would be taken for a repeat of the next one, and lost.
+                self._broken = refused
             return
         self._queue.append(batch)
 
@@ -465,11 +491,18 @@ class LogAppends:
             else:
                 self.flush()
 
-    def on_fault(self, token: int, error: CordwoodError, node: NodeId) -> None:
-        """The sequencer refused a block, or does not know its outcome."""
-        found = self._sent.pop(token, None)
+    def on_fault(self, token: int, error: CordwoodError, node: NodeId, by: Connection) -> None:
+        """The sequencer refused a block, or does not know its outcome.
+
+        Raises:
+            Malformed: the block was sent to another node, which may store it.
+        """
+        found = self._sent.get(token)
         if found is None:
             return
+        if found[1] is not by:
+            raise Malformed(f"a node refuses an append to log {self.log} that it did not get")
+        del self._sent[token]
         is_unknown = isinstance(error, (Fenced, OutcomeUnknown))
         # A producer's block may be sent again after an unknown outcome: the log knows the repeat.
         if isinstance(error, Retryable) or (is_unknown and self._producer is not None):
@@ -529,10 +562,11 @@ class LogAppends:
         return batch.entry.token or self._owner.last_token + 1
 
     def on_down(self, connection: Connection) -> None:
-        """A connection is gone: the blocks sent on it may or may not be stored."""
+        """Handle the loss of a connection. The blocks sent on it may or may not be stored."""
         if self._target is connection:
             self._target = None
-        # Sent is not stored, and not lost either: only a producer can find out by sending it again.
+        # A sent block may be stored or lost. Only a producer can find out, because it can send the
+        # block again.
         lost = [token for token, (_, used) in self._sent.items() if used is connection]
         if lost:
             tell(AppendsLost(self.log, len(lost)))

@@ -1,4 +1,5 @@
-"""Blocks of many logs on their way to their sequencers: one APPEND frame to each a turn.
+"""Gathers blocks of many logs for their sequencers, and sends one APPEND frame to each sequencer in
+a tick.
 
 A frame costs both sides more than a small block in it. A client that appends to a thousand logs has
 a block for each log in every tick.

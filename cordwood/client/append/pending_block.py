@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from cordwood.block import Buffer, Codec
 from cordwood.client.append.producer import Producer
 from cordwood.client.append.record_check import Headers, as_bytes, own_headers
-from cordwood.errors import CordwoodError, OutcomeUnknown
+from cordwood.errors import CordwoodError, Misplaced, OutcomeUnknown, OutOfSequence
 from cordwood.layout.append_group import GroupPart
 from cordwood.layout.body import encode_body, seal_body
 from cordwood.layout.key_bits import key_bits
@@ -51,7 +51,8 @@ class PendingBlock:
         self.keys: list[bytes | None] | None = None
         self.times: list[int] | None = None
         self.headers: list[Headers] | None = None
-        # (future, offset, count): a count of 0 wants one Lsn, else a range of them.
+        # (future, offset, count). A count of 0 means that the future gets one Lsn, and otherwise a
+        # range of them.
         self.futures: list[tuple[asyncio.Future[Lsn], int]] = []
         self.count = 0
         self.bytes = 0
@@ -74,7 +75,8 @@ class PendingBlock:
         size: int,
         now_us: Callable[[], int],
     ) -> None:
-        """Take one record of `size` bytes; columns that it is the first to fill begin here."""
+        """Take one record of `size` bytes. If it is the first record with a key, a time or headers,
+        that column begins here."""
         if key is not None and self.keys is None:
             self.keys = [None] * self.count
         if time_us is not None and self.times is None:
@@ -148,7 +150,8 @@ class PendingBlock:
         )  # fmt: skip
 
     def is_late(self, producer: Producer, now: float) -> bool:
-        """Whether it may be a repeat that its log has forgotten, if it is sent now.
+        """Whether the block, if it is sent now, may be a repeat of a producer that its log has
+        forgotten.
 
         See `protocol.producers`.
         """
@@ -164,8 +167,11 @@ class PendingBlock:
                 future.set_result(Lsn(first + offset))
 
     def given_up(self, log: int, error: CordwoodError) -> CordwoodError:
-        """The error of a block that is given up: OutcomeUnknown if it was ever sent."""
-        if not self.maybe:
+        """The error of a block that is given up: OutcomeUnknown if it was ever sent,
+        unless the log says up to where it has the producer's records."""
+        is_stored = isinstance(error, OutOfSequence) and error.kind is Misplaced.STORED
+        # What an earlier sequencer says of stored records is true in every later epoch too.
+        if not self.maybe or is_stored:
             return error
         return OutcomeUnknown(f"an append to log {log} was sent before and not answered: {error}")
 

@@ -1,21 +1,21 @@
 """Producers: writers with an identity; the log stores their retries once.
 
-A producer's blocks carry its id, its epoch and the sequence of their first record. What may
-have been stored is sent again until it is answered, and a repeat is answered with the place
-that it has already. So an append through a producer ends as unknown only if no answer comes before
-its deadline.
+A producer's blocks carry its id, its epoch and the sequence of their first record. The client sends
+a block that may be stored again until it gets an answer, and the log answers a repeat with the LSN
+that the block already has. So an append through a producer ends as unknown only if no answer comes
+before its deadline.
 
 Errors of its own: `UnknownProducer` (the log does not remember it, and this is not its first
 block), `ProducerFenced` (a higher epoch of it has begun), `OutOfSequence` (records before these
 are missing, or these were stored too long ago to say where: its `kind` and `expected` say which).
 
-A place is an id, an epoch, a sequence and a number of records; content is not compared. Other
-records sent under a place that the log remembers are taken for a repeat: they are acknowledged
-with the old records' LSNs and not stored. So a producer that is not certain where it stopped begins
-a higher epoch.
+A *place* is an id, an epoch, a sequence and a number of records. The log does not compare the
+content. If other records are sent with a place that the log remembers, the log takes them for a
+repeat: it acknowledges them with the old records' LSNs and does not store them. So a producer that
+does not know where it stopped begins a higher epoch.
 
-Trap: a higher epoch is a new line, and stores again what an append of unknown outcome may have
-stored, or may store yet. `Producer.again` sends the same records at the same place.
+Trap: a higher epoch begins at sequence 0. If it sends the records of an append of unknown outcome
+again, they may be stored twice. `Producer.again` sends the same records at the same place.
 
 An append with `expected_tail` is stored only if the log's last record stands there, which an
 append or `tail` has answered; else it ends with `TailMoved`.
@@ -35,6 +35,7 @@ from cordwood.block import Buffer
 from cordwood.client.append.record_check import Headers
 from cordwood.errors import BadSetting, CordwoodError, Misplaced, OutcomeUnknown, OutOfSequence
 from cordwood.host.forked_child import process_number
+from cordwood.layout.log_names import normalise_name
 from cordwood.lsn import EVENT_LOG
 from cordwood.protocol.producers import QUERY_PRODUCERS
 
@@ -42,8 +43,9 @@ PRODUCER_MAX = QUERY_PRODUCERS - 1
 EPOCH_MAX = (1 << 32) - 1
 LOG_MAX = int(EVENT_LOG)
 SEQUENCE_MAX = 1 << 62
-"""The highest sequence to go on at. No program counts that far, and columns of 64 bits hold it.
-`cordwood append --resume` probes there: the log answers with the sequence that it expects."""
+"""The highest sequence at which a producer may begin. No program counts that far, and columns of 64
+bits hold it. `cordwood append --resume` sends this sequence to find its place: the log answers with
+the sequence that it expects."""
 
 
 DOUBTS_MAX = 1_024
@@ -55,7 +57,8 @@ nanosecond for a byte."""
 
 
 def check_number(what: str, number: object, least: int, most: int) -> None:
-    """Refuse what no frame holds: it failed where blocks are sent, and ended the client.
+    """Refuse a number that does not fit into a frame. Without this check, packing the frame would
+    fail and end the client.
 
     Raises:
         BadSetting: it is no integer, or out of its range.
@@ -65,11 +68,17 @@ def check_number(what: str, number: object, least: int, most: int) -> None:
 
 
 class Doubt(NamedTuple):
-    """Records `[first, end)` of a call without an answer: they may be stored, now or later."""
+    """Records `[first, end)` of a call without an answer: they may be stored, now or later.
+
+    Attributes:
+        whole: the first sequence and the digest of the call of which these are the last records,
+            or all.
+    """
 
     first: int
     end: int
     digest: bytes
+    whole: tuple[int, bytes]
 
 
 @dataclass(slots=True, eq=False)
@@ -84,7 +93,8 @@ class ProducerPlace:
         has_failed: an append ended with an error.
         is_crossed: an append began while another append was under way, or after another append
             had ended with an error. Callers do not know which of them has which sequence.
-        claims: of `Producer.again`, to go on from here. The first one does, and this is over.
+        claims: calls of `Producer.again` that want to continue from here. The first of them does
+            so, and this place then takes no more appends.
     """
 
     sequence: int = 0
@@ -110,17 +120,19 @@ class Lineage:
             takes its sequence later, and no other append may take it.
         live: by log number, the newest place that `again` made.
         doubts: by log number.
-        has_strayed: an append ended before its log was known. It may have had any place in mind.
+        led: by name, the numbers of the logs to which appends by this name went.
+        has_strayed: an append ended before its log was known. It may have meant any place.
     """
 
     places: dict[int, ProducerPlace]
     live: dict[int, ProducerPlace] = field(default_factory=dict)
     doubts: dict[int, set[Doubt]] = field(default_factory=dict)
+    led: dict[str, set[int]] = field(default_factory=dict)
     has_strayed: bool = False
 
 
 class ProducerCall:
-    """An append, and the place that it counts at.
+    """An append that has not ended, and its place.
 
     Attributes:
         place: where it counts.
@@ -128,7 +140,7 @@ class ProducerCall:
     """
 
     __slots__ = ("_digest", "_doubts", "_end", "_headers", "_keys", "_times", "_values",
-                 "first", "place")  # fmt: skip
+                 "_whole", "first", "place")  # fmt: skip
 
     def __init__(self, place: ProducerPlace, doubts: set[Doubt]) -> None:
         self.place = place
@@ -139,6 +151,7 @@ class ProducerCall:
         self._headers: Sequence[Headers] | None = None
         self._times: Sequence[int] | int | None = None
         self._digest = b""
+        self._whole: tuple[int, bytes] | None = None
 
     def takes(
         self,
@@ -160,15 +173,22 @@ class ProducerCall:
         self._values, self._keys = values, keys
         self._headers, self._times = headers, times_us
         near = [each for each in self._doubts if each.first < self._end and first < each.end]
-        # The same records in the same call may be sent again. Other records would be acknowledged
-        # with the LSN of the earlier records, and not stored.
-        if near and set(near) != {self.doubt()}:
+        # The same records in the same call may be sent again, and so may its rest, see `stored_to`.
+        # Other records would be acknowledged with the LSN of the earlier records, and not stored.
+        if near and not self._is_again(near):
             self._values = ()
             raise OutOfSequence(
                 f"other records than these may be stored from sequence {near[0].first} on: send "
                 "the same records in the same calls, or read the log and begin a higher epoch",
                 Misplaced.BEHIND,
             )
+
+    def _is_again(self, near: Sequence[Doubt]) -> bool:
+        """Whether these doubts are about its records alone, as one call that was sent before, or as
+        the rest of that call."""
+        mine = self.doubt()
+        self._whole = next((each.whole for each in near if each[:3] == mine[:3]), None)
+        return all(each.whole == self._whole for each in near)
 
     def ended_well(self) -> None:
         """Its records are stored."""
@@ -182,6 +202,21 @@ class ProducerCall:
         if len(self._doubts) < DOUBTS_MAX:  # beyond, some were not noted
             self._doubts -= {each for each in self._doubts if each.first < place.answered}
 
+    def stored_to(self, end: int) -> None:
+        """It was sent again, and the log has its records below sequence `end`, with the rest in
+        doubt: the rest alone may be sent at its place. All of it would end in the same way."""
+        whole = self.doubt()
+        is_again = any(each[:3] == whole[:3] for each in self._doubts)
+        if is_again and self.first < end < self._end and len(self._doubts) < DOUBTS_MAX:
+            after = end - self.first
+            rest, times = ProducerCall(self.place, self._doubts), self._times
+            rest.first, rest._end, rest._values = end, self._end, self._values[after:]
+            rest._keys = None if self._keys is None else self._keys[after:]
+            rest._headers = None if self._headers is None else self._headers[after:]
+            rest._times = times if times is None or isinstance(times, int) else times[after:]
+            rest._whole = whole.whole
+            self._doubts.add(rest.doubt())
+
     def failed(self, error: BaseException) -> None:
         """It ended with an error."""
         self.place.has_failed = True
@@ -190,7 +225,7 @@ class ProducerCall:
             self._doubts.add(self.doubt())
 
     def doubt(self) -> Doubt:
-        """The memory of its records: a digest that does not depend on the form of the columns."""
+        """A `Doubt` about its records. Its digest does not depend on the form of the columns."""
         if not self._digest:
             digest = blake2b(digest_size=16)
             has_keys = any(key is not None for key in self._keys or ())
@@ -205,7 +240,7 @@ class ProducerCall:
                 one_each = [times] * len(self._values) if isinstance(times, int) else list(times)
                 digest.update(b"t%b" % repr(one_each).encode())
             self._digest = digest.digest()
-        return Doubt(self.first, self._end, self._digest)
+        return Doubt(self.first, self._end, self._digest, self._whole or (self.first, self._digest))
 
 
 def _packed(each: Buffer | None) -> bytes:
@@ -256,6 +291,7 @@ class Producer:
         """This producer, to resend records whose append ended with an error.
 
         Send the same records in the same calls, one call after another, and nothing else before.
+        Append by the log's number: its name may lead to another log by then.
         In this log, this producer appends nothing more, nor does any that was made of it before.
 
         Args:
@@ -319,10 +355,34 @@ class Producer:
             self._lineage.has_strayed = True
             raise
 
+    def check_led(self, name: str, log: int) -> None:
+        """An append by name found its log. If `again` was called for another log, to which the name
+        led before, and nothing was sent there since, these are the records to be sent again: here
+        they could be stored a second time.
+
+        Raises:
+            BadSetting: that is so.
+        """
+        led = self._lineage.led.setdefault(normalise_name(name), set())
+        for before in sorted(led - {log}):
+            if (place := self._own.get(before)) is not None and place.last is None:
+                raise BadSetting(
+                    f"{name} leads to log {log} now, and {self} was begun again for log {before}, "
+                    f"to which {name} led before. This call stored nothing; an earlier one may "
+                    f"have stored its records in log {before}. Send them again by the number of "
+                    "that log"
+                )
+        led.add(log)
+
+    def note_gone(self, log: int) -> None:
+        """There is no log of this number: no record can be sent there again."""
+        for led in self._lineage.led.values():
+            led.discard(log)
+
     @contextmanager
     def call(self, log: int) -> Iterator[ProducerCall]:
-        """Bracket an append, which ends as the `with` block does. The caller says which sequences
-        it takes and that it succeeded.
+        """Bracket an append for the length of the `with` statement. The caller tells which
+        sequences the append takes, and whether it succeeded.
 
         Raises:
             OutOfSequence: `again` made another producer for this log.
@@ -389,7 +449,7 @@ class Producer:
 
 
 class QueryProducer(Producer):
-    """A query that publishes batches: its id is drawn for it, each commit is an epoch.
+    """A query that publishes batches. Its id is drawn at random, and each commit is an epoch.
 
     Args:
         late_at: see `Producer`; what others may have appended before is late from the begin.

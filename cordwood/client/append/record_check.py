@@ -22,7 +22,7 @@ Timestamp = datetime.datetime | int
 ERA = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
 
 HEADER_BYTES = 9
-"""Beside name and value a header takes two offsets and a bit in the body."""
+"""The bytes of a header in a body beside its name and value: two offsets and a bit."""
 
 TIME_US_MIN, TIME_US_MAX = -(1 << 63), (1 << 63) - 1
 
@@ -65,8 +65,8 @@ def as_bytes(value: Buffer, what: str = "value") -> bytes:
 
 
 def own_values(values: Sequence[Buffer]) -> Sequence[Buffer]:
-    """As `as_bytes`, of a column. The result is a new list: a program that gathers records clears
-    its own list for the next records."""
+    """As `as_bytes`, for each value of a column. The result is a new list: a program that gathers
+    records clears its own list for the next records."""
     return list(values) if set(map(type, values)) <= {bytes} else list(map(as_bytes, values))
 
 

@@ -111,8 +111,8 @@ class Window:
     def _wake(self) -> None:
         """Wake, in turn, about as many calls as there is space for.
 
-        With one call for each block that came back, the next blocks would have one record each.
-        If all calls woke, most would wake for nothing.
+        If only one call woke for each block that came back, the next blocks would have one record
+        each. If all calls woke, most of them would find no space.
         """
         if not self.fits:
             return

@@ -8,6 +8,8 @@ Source: docs/objects.md, "Read leases"; docs/spark.md, "Spark's own Parquet read
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from cordwood.client.blocking.object_thread import ObjectThread
 from cordwood.lsn import LogId
 from cordwood.tier.file_scan import FilePart, LogFiles, hold_files
@@ -29,7 +31,7 @@ class BlockingFiles(ObjectThread):
 
     def __init__(self, address: str) -> None:
         super().__init__(address, "cordwood-files")
-        self._leases: list[str] = []
+        self._leases: dict[LogId, list[str]] = {}
 
     def hold(
         self,
@@ -62,13 +64,18 @@ class BlockingFiles(ObjectThread):
             manifest = LogManifest(self._objects, log, self._host, "scan")
             found = await hold_files(
                 self._objects, manifest, self._host, log, start, until,
-                holder=holder, lease_s=lease_s, leases=self._leases,
+                holder=holder, lease_s=lease_s, leases=self._leases.setdefault(log, []),
             )  # fmt: skip
             return found.up_to(until, stop)
 
         return self._thread.call(held())
 
-    def end_leases(self) -> None:
-        """End the leases that were taken here; their files may go from now on."""
-        leases, self._leases = self._leases, []
-        self._thread.call(end_leases(self._objects, leases))
+    def end_leases(self, logs: Collection[LogId] | None = None) -> None:
+        """End the leases that were taken here; their files may go from now on.
+
+        Args:
+            logs: those of which no file is read; None for all.
+        """
+        held = [self._leases.pop(log, []) for log in ([*self._leases] if logs is None else logs)]
+        names = [name for each in held for name in each]
+        self._thread.call(end_leases(self._objects, names))

@@ -17,7 +17,7 @@ from cordwood.tier.known_logs import KnownLogs
 from cordwood.tier.row_history import RowHistory
 
 RUN_BYTES = 4 << 20
-"""Bodies after which a list of rows ends."""
+"""Bytes of bodies after which a list of rows ends."""
 
 Taken = LogRows | Gap
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from types import TracebackType
 from typing import TYPE_CHECKING, TypeVar
 
@@ -16,6 +17,7 @@ from cordwood.client.ledgers.ledger_following import Following
 from cordwood.client.ledgers.ledgers import Ledgers, UnderReplicated
 from cordwood.client.ledgers.readable_ledger import LedgerEntry, ReadableLedger
 from cordwood.client.ledgers.writable_ledger import WritableLedger
+from cordwood.errors import CordwoodError
 from cordwood.host.loop_thread import LoopThread
 from cordwood.ledger import DigestKind, LedgerMetadata
 from cordwood.protocol.ledger_writer import WriterLimits
@@ -96,10 +98,14 @@ class BlockingWritableLedger(Facade[WritableLedger]):
     ) -> None:
         if error is None:
             self.close()
+        else:
+            with suppress(CordwoodError):  # the client may be closed
+                self.abandon()  # the ledger is left to a recovery
 
 
 def _each(thread: LoopThread, following: Following[Item]) -> Iterator[Item]:
-    """What an exception in a call that waits, from a signal handler too, loses nothing of."""
+    """Iterate so that an exception in a call that waits, even one from a signal handler, loses no
+    item."""
 
     def next_item() -> Item | None:
         while (item := following.take()) is None:

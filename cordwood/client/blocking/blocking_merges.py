@@ -20,6 +20,7 @@ from cordwood.protocol.merge_plan import MergePolicy
 from cordwood.tier.compact import commit_merge, plan_log
 from cordwood.tier.log_manifest import LogManifest
 from cordwood.tier.merge import MergeTask, merge_run
+from cordwood.tier.presence import Presence
 from cordwood.tier.repair import find_logs
 from cordwood.tiered import Entry
 
@@ -30,7 +31,8 @@ class PlannedMerge:
 
     Attributes:
         log: its number.
-        objects, records, body_bytes: that go into it.
+        objects, records, body_bytes: the numbers of objects, records and bytes of bodies that go
+            into it.
         task: all that the merge needs, for `BlockingMerges.merge`.
     """
 
@@ -52,7 +54,7 @@ class BlockingMerges(ObjectThread):
 
     def __init__(self, address: str) -> None:
         super().__init__(address, "cordwood-merges")
-        self._numbers: dict[LogId, int] = {}
+        self._turns: dict[LogId, tuple[int, int]] = {}  # by log: its number, and when to renew it
 
     def logs(self) -> list[int]:
         """The numbers of all logs of which the store holds something."""
@@ -62,16 +64,28 @@ class BlockingMerges(ObjectThread):
         """The merges to make of a log; no turn is taken yet."""
         return self._thread.call(self._plan(log, object_bytes))
 
+    def present(self, merges: Sequence[PlannedMerge]) -> list[PlannedMerge]:
+        """The merges whose objects are all there.
+
+        No turn is taken for the others: a turn ends earlier turns, and lets their objects be
+        deleted. They may be the only copies, if the manifest is an older copy that was put back.
+        """
+        return self._thread.call(self._present(merges))
+
     def begin(self, merges: Sequence[PlannedMerge], turn_s: float) -> list[PlannedMerge]:
         """Take a turn at merging each log, and give the merges its number.
 
+        A turn is taken anew after half of its time: a run over a large store may take longer than
+        one turn. So all merges that were begun before are committed by then, or stay as they are.
+
         Args:
-            turn_s: when it may be ended for us.
+            turn_s: seconds after which another process may end the turn.
         """
         return self._thread.call(self._begin(merges, turn_s))
 
     def merge(self, task: bytes) -> bytes:
-        """Put the object of a merge; the entry for `commit`. Made again, it puts the same.
+        """Put the object of a merge. Returns the entry for `commit`. A repeated call puts the same
+        object.
 
         Raises:
             NoObject, Corrupt, BadSetting: see `tier.merge.merge_run`; the run stays as it is.
@@ -106,20 +120,32 @@ class BlockingMerges(ObjectThread):
             for run in runs
         ]  # fmt: skip
 
+    async def _present(self, merges: Sequence[PlannedMerge]) -> list[PlannedMerge]:
+        presence = Presence(self._objects)
+        return [each for each in merges if await presence.has_all(_task(each.task).run)]
+
     async def _begin(self, merges: Sequence[PlannedMerge], turn_s: float) -> list[PlannedMerge]:
         begun: list[PlannedMerge] = []
+        # One time for all: a log has one turn in a step.
+        now_us, turn_us = self._host.clock.now_us(), round(turn_s * 1e6)
         for each in merges:
-            if each.log not in self._numbers:
-                until_us = self._host.clock.now_us() + round(turn_s * 1e6)
-                head = await self._manifest(each.log).take_merging(until_us)
-                self._numbers[each.log] = head.merging.number
-            task = MergeTask(each.log, self._numbers[each.log], _task(each.task).run)
+            number = await self._turn(each.log, now_us, turn_us)
+            task = MergeTask(each.log, number, _task(each.task).run)
             begun.append(
                 PlannedMerge(
                     each.log, each.objects, each.records, each.body_bytes, msgspec.json.encode(task)
                 )
             )
         return begun
+
+    async def _turn(self, log: LogId, now_us: int, turn_us: int) -> int:
+        """The number of the turn at merging a log, which is taken now or goes on."""
+        number, renew_us = self._turns.get(log, (0, 0))
+        if now_us >= renew_us:
+            head = await self._manifest(log).take_merging(now_us + turn_us)
+            number = head.merging.number
+            self._turns[log] = (number, now_us + max(1, turn_us // 2))
+        return number
 
     async def _commit(self, task: MergeTask, entry: Entry) -> bool:
         manifest = self._manifest(LogId(task.log))
@@ -130,8 +156,8 @@ class BlockingMerges(ObjectThread):
         return True
 
     async def _end(self) -> None:
-        numbers, self._numbers = self._numbers, {}
-        for log, number in numbers.items():
+        turns, self._turns = self._turns, {}
+        for log, (number, _) in turns.items():
             await self._manifest(log).end_merging(number)
 
 

@@ -24,6 +24,7 @@ from cordwood.client.read.reader import Reader, ReaderBatches
 from cordwood.client.read.senders import SenderView
 from cordwood.client.read.stream_items import ARROW_BYTES
 from cordwood.errors import Rejected
+from cordwood.host.forked_child import leave_in_child
 from cordwood.host.loop_thread import LoopThread
 from cordwood.lsn import Lsn
 from cordwood.protocol.gap_detection import Delivery
@@ -34,8 +35,8 @@ if TYPE_CHECKING:
 Result = TypeVar("Result")
 
 RUN_BYTES = 1 << 20
-"""Bytes that one hop between threads brings over. A hop takes 50 µs; a megabyte hides it, and more
-only takes memory."""
+"""Bytes that one hop between threads hands over. A hop takes 50 µs, which is little beside the time
+of a megabyte. More bytes would only take memory."""
 
 
 _PASSED = "another thread reads here now: this call was given up, as one thread may read at a time"
@@ -79,7 +80,8 @@ class BlockingReader:
 
     The loop fills the stream's hand, and this thread takes from it, see `client.read.hand`: an
     exception in a call that waits, from a signal handler too, loses nothing, and the next call
-    goes on. A new loop after an abandoned loop does the same. For one thread at a time.
+    goes on. A new loop after an abandoned loop does the same. For one thread at a time. A forked
+    child gets `Closed`.
     """
 
     def __init__(self, thread: LoopThread, stream: ReadStream) -> None:
@@ -87,6 +89,11 @@ class BlockingReader:
         self._stream = stream
         self._hand = stream.hand
         self._filling = _Filling()
+        leave_in_child(self)
+
+    def _leave_in_child(self) -> None:
+        """See `forked_child.Leaver`."""
+        self._hand.leave(self._stream.taken_lsn)
 
     @property
     def info(self) -> LogInfo:
@@ -198,6 +205,11 @@ class BlockingLogsReader:
         self._thread = thread
         self._reader = reader
         self._filling = _Filling()
+        leave_in_child(self)
+
+    def _leave_in_child(self) -> None:
+        """See `forked_child.Leaver`."""
+        self._reader._leave()
 
     def read(self, count: int = 1000, timeout_s: float | None = None) -> ReadResult:
         """The next records of one of the logs, or a gap; see `Reader.read`."""
@@ -291,6 +303,11 @@ class BlockingConsumer:
         self._thread = thread
         self._consumer = consumer
         self._filling = _Filling()
+        leave_in_child(self)
+
+    def _leave_in_child(self) -> None:
+        """See `forked_child.Leaver`."""
+        self._consumer._leave_hands()
 
     def __enter__(self) -> BlockingConsumer:
         self._thread.call(self._consumer.start())

@@ -69,11 +69,11 @@ from cordwood.settings import ClientSettings
 logger = logging.getLogger(__name__)
 
 MARGIN_S = 30.0
-"""Waited beyond the client's own deadlines before its thread is given up on."""
+"""The wait beyond the client's own deadlines before a call gives up on the client's thread."""
 
-EXIT_S = 10.0
-"""If a client was not closed, the interpreter's exit waits this long for its submitted records. An
-answer takes milliseconds while the cluster is up."""
+FLUSHES = 2
+"""Flushes of buffered writers as the interpreter ends. A thread that was within `submit` when the
+end began may put its record in after the first."""
 
 
 class BlockingStore(Facade[Store]):
@@ -134,7 +134,7 @@ class BlockingStore(Facade[Store]):
 
     def append_many_soon(
         self,
-        log: str,
+        log: AnyLog,
         values: Sequence[Buffer],
         *,
         keys: Sequence[bytes | None] | None = None,
@@ -166,7 +166,7 @@ class BlockingStore(Facade[Store]):
 
     def stage_soon(
         self,
-        log: str,
+        log: AnyLog,
         values: Sequence[Buffer],
         *,
         keys: Sequence[bytes | None] | None = None,
@@ -294,9 +294,9 @@ class BlockingStore(Facade[Store]):
         )
         return BlockingConsumer(self._thread, made)
 
-    def consumers(self, name: str = "") -> list[ConsumerReply]:
+    def consumers(self, name: str = "", *, unread: list[str] | None = None) -> list[ConsumerReply]:
         """The state of one consumer, or of all; see `cursors.Cursors.list`."""
-        return self._call(self._inner.cursors.list(name))
+        return self._call(self._inner.cursors.list(name, unread=unread))
 
     def consumer_by_number(self, name: str) -> ConsumerReply:
         """The same of one consumer, logs by number; see `cursors.Cursors.by_number`."""
@@ -356,8 +356,12 @@ class BlockingStore(Facade[Store]):
     ) -> None:
         self.close()
 
-    def _leave(self) -> None:
-        """At the interpreter's exit: have submitted records stored, or warn that they were not."""
+    def _leave(self, left_s: Callable[[], float]) -> None:
+        """At the interpreter's exit: have submitted records stored, or warn that they were not.
+
+        Args:
+            left_s: how long to wait for that, as of now.
+        """
         if self._thread.is_of_other_process:
             return
         writers = list(self._writers)
@@ -366,11 +370,12 @@ class BlockingStore(Facade[Store]):
         async def flush() -> None:
             await asyncio.gather(*(writer.flush_here() for writer in writers))
 
-        if any(writer.waiting for writer in writers):
-            with suppress(Unreachable, Closed):
-                self._thread.call(flush(), timeout_s=EXIT_S)
+        for _ in range(FLUSHES):
+            if left_s() and any(writer.waiting for writer in writers):
+                with suppress(Unreachable, Closed):
+                    self._thread.call(flush(), timeout_s=left_s())
         records = sum(writer.waiting + writer.failed for writer in writers) - failed
-        calls = self._thread.finish(EXIT_S)
+        calls = self._thread.finish(left_s())
         if records or calls:
             logger.warning(
                 "the program ended with %d records of buffered writers not known to be stored, and "
@@ -423,7 +428,7 @@ def open_blocking(
 
     try:
         thread.call(make_it(), timeout_s=timeout_s)
-        # Inside: an error of a signal handler must leave no open store without an owner.
+        # Inside the `try`: an error of a signal handler must leave no open store without an owner.
         return BlockingStore(thread, opened[0], timeout_s)
     except BaseException:
         thread.close(*(each.close() for each in opened), timeout_s=timeout_s)

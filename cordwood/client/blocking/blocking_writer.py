@@ -31,6 +31,14 @@ from cordwood.host.loop_thread import LoopThread
 from cordwood.host.waits import ThreadFuture
 from cordwood.lsn import Lsn
 
+TAKE_RECORDS = 1000
+"""Records that the loop takes in a tick, in about 10 ms. Threads can submit faster than the loop
+takes: a tick that went on until none was left never sent, received or told anything."""
+
+RECORD_BYTES = 1536
+"""Memory that a record takes up beside its value, key and headers, with its two futures; measured
+with CPython 3.11. Without it, small records would count for nothing at the gate."""
+
 
 class _Handed:
     """A record on its way to the loop's thread.
@@ -56,7 +64,7 @@ class _Handed:
         self.key = key
         self.time_us = time_us
         self.headers = headers
-        self.share = ByteShare(record_bytes(value, key, None, headers))
+        self.share = ByteShare(RECORD_BYTES + record_bytes(value, key, None, headers))
         self.told: Future[Lsn] = ThreadFuture()
         self.is_given_up = False
 
@@ -84,8 +92,10 @@ class BlockingBufferedWriter:
         self._memory = ByteGate(options.memory_bytes_max)
         # Put in by any thread, taken by the loop's; bounded by the gate.
         self._handed: deque[_Handed] = deque()
-        self._is_woken = False
+        self._taken = 0
+        self._is_woken = self._is_making_room = False
         self.failed = 0
+        thread.tell_end(self)
 
     def submit(
         self,
@@ -105,9 +115,11 @@ class BlockingBufferedWriter:
             Overloaded: there was none within the client's timeout; it was not appended.
             BadSetting: the log's name is no text, the value, the key or a header no bytes, or the
                 timestamp none.
-            Closed: the client was closed.
+            Closed: the client or this writer was closed.
         """
         self._thread.check_process()
+        if self._writer.is_closed:
+            raise Closed("this writer was closed")
         check_log_name(log)
         # The caller may fill its buffers again while the loop's thread has not come to this. Code
         # of the caller's own, as of a time zone, may fail: it runs here and not there.
@@ -119,28 +131,53 @@ class BlockingBufferedWriter:
             None if headers is None else own_headers(headers),
         )
         try:
-            # The client's own thread would wait for itself.
-            timeout_s = 0.0 if self._thread.is_own_thread else self._timeout_s
-            if not self._memory.take(record.share, timeout_s):
+            if not (self._memory.take(record.share, 0.0) or self._wait_memory(record.share)):
                 text = f"{self._memory.bytes} bytes are gathered or in flight: wait for some"
                 raise Overloaded(text)
-            self._handed.append(record)
-            # The order excludes a lost wake-up: this reads the flag after the record was handed
-            # over, and the loop clears it before it takes records.
-            if not self._is_woken:
-                self._is_woken = True
-                self._thread.soon(self._take)
+            # Again: the interpreter's end may have begun while this thread waited for memory.
+            self._thread.check_process()
+            self._hand_over(record)
         except BaseException:
             # Closed, or an error that a signal handler raised at any moment of this.
             self._break_off(record)
             raise
         return record.told
 
+    def _wait_memory(self, share: ByteShare) -> bool:
+        """Wait until memory is free, and take it; False if none was in time."""
+        if not self._is_making_room:
+            # The gathered records may fill the memory long before they fill their blocks.
+            self._is_making_room = True
+            self._thread.soon(self._make_room)
+        # The client's own thread would wait for itself.
+        return not self._thread.is_own_thread and self._memory.take(share, self._timeout_s)
+
+    def _hand_over(self, record: _Handed) -> None:
+        """
+        Raises:
+            Closed: the client was closed, and the loop had not come to the record.
+        """
+        self._handed.append(record)
+        try:
+            # The order excludes a lost wake-up: this reads the flag after the record was handed
+            # over, and the loop looks for records once more after it has cleared the flag.
+            if self._is_woken:
+                # A thread that nobody told would submit for as long as the loop has others to take.
+                self._thread.check_open()
+            else:
+                self._is_woken = True
+                self._thread.soon(self._take)
+        except Closed:
+            # Not there: the loop came to it first, and its future tells its outcome.
+            with suppress(ValueError):
+                self._handed.remove(record)
+                raise
+
     def _break_off(self, record: _Handed) -> None:
         """Take a record back if the loop has not come to it, and have the loop come for those of
         other threads, which may count on the wake-up that was broken off."""
         record.is_given_up = True
-        self._is_woken = False
+        self._is_woken = self._is_making_room = False
         try:
             self._thread.soon(partial(self._drop, record))
         except Closed:
@@ -188,12 +225,21 @@ class BlockingBufferedWriter:
 
     async def flush_here(self) -> None:
         """As `flush`, on the loop's thread."""
-        self._take()
+        await self._take_all()
         await self._writer.flush()
 
     async def _close(self) -> None:
-        self._take()
+        await self._take_all()
         await self._writer.close()
+
+    def on_loop_end(self) -> None:
+        """End every record with its known outcome: the loop will not come to it any more."""
+        closed = Closed("this client was closed")
+        while self._handed:
+            with suppress(IndexError):  # its own thread took it back just now
+                self._refuse(self._handed.popleft(), closed)
+        if not self._writer.is_closed:
+            self._writer.end(closed)
 
     def _drop(self, record: _Handed) -> None:
         self._drop_here(record)
@@ -210,9 +256,37 @@ class BlockingBufferedWriter:
             self._memory.give_back(record.share)
 
     def _take(self) -> None:
-        self._is_woken = False
-        while self._handed:
-            self._put(self._handed.popleft())
+        """Take a portion; the next ticks take the rest."""
+        self._take_portion()
+        if self._memory.waiters:
+            # Threads that wait asked once for room. Others took what came free, and gathered
+            # records that nobody else would send.
+            self._writer._cut_all()
+        if not self._handed:
+            self._is_woken = False
+        if self._handed:
+            self._is_woken = True
+            asyncio.get_running_loop().call_soon(self._take)
+
+    async def _take_all(self) -> None:
+        """Take what was handed over until now, a portion each tick."""
+        last = self._taken + len(self._handed)
+        while self._handed and self._taken < last:
+            self._take_portion()
+            await asyncio.sleep(0)
+
+    def _take_portion(self) -> None:
+        for _ in range(TAKE_RECORDS):
+            try:
+                record = self._handed.popleft()
+            except IndexError:
+                return
+            self._taken += 1
+            self._put(record)
+
+    def _make_room(self) -> None:
+        self._is_making_room = False
+        self._writer._cut_all()
 
     def _put(self, record: _Handed) -> None:
         # From here on the record's outcome is reported: it is too late to cancel the future.
@@ -227,18 +301,27 @@ class BlockingBufferedWriter:
                 timestamp=record.time_us,
                 headers=record.headers,
             )
-        except CordwoodError as error:
-            self._memory.give_back(record.share)
-            self.failed += 1
-            record.told.set_exception(error)
+        except Exception as error:  # noqa: BLE001  (told: its thread waits for it)
+            # Not only ours: memory may run out, and a name may be of a class of the caller's own.
+            self._fail(record, error)
             return
         future.add_done_callback(partial(self._on_done, record))
 
-    def _on_done(self, record: _Handed, done: asyncio.Future[Lsn]) -> None:
+    def _refuse(self, record: _Handed, error: CordwoodError) -> None:
+        if record.is_given_up or not record.told.set_running_or_notify_cancel():
+            self._memory.give_back(record.share)
+        else:
+            self._fail(record, error)
+
+    def _fail(self, record: _Handed, error: BaseException) -> None:
         self._memory.give_back(record.share)
+        self.failed += 1
+        record.told.set_exception(error)
+
+    def _on_done(self, record: _Handed, done: asyncio.Future[Lsn]) -> None:
         error = done.exception()
         if error is not None:
-            self.failed += 1
-            record.told.set_exception(error)
+            self._fail(record, error)
         else:
+            self._memory.give_back(record.share)
             record.told.set_result(done.result())

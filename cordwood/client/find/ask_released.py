@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from cordwood.client.cluster import Cluster
 from cordwood.errors import Retryable
-from cordwood.layout.message import ASK_LOGS_MAX, AskReleased, ReleasedReply
+from cordwood.layout.message import ASK_LOGS_MAX, AskReleased, ReleasedReply, check_call
 from cordwood.nodes import Member, NodeId
 
 logger = logging.getLogger(__name__)
@@ -65,9 +65,15 @@ class ReleasedAsker:
 async def _ask_node(
     cluster: Cluster, node: NodeId, logs: list[int], timeout_s: float
 ) -> dict[int, int]:
-    """One node's answer; empty if the node does not answer, and the caller asks elsewhere."""
+    """One node's answer; empty if the node does not answer, and the caller asks elsewhere.
+
+    Raises:
+        BadSetting: a number is none of a log. The node would close the connection.
+    """
+    call = AskReleased(logs)
+    check_call(call)
     try:
-        reply = await cluster.peers.call(node, AskReleased(logs), timeout_s=timeout_s)
+        reply = await cluster.peers.call(node, call, timeout_s=timeout_s)
     except Retryable as error:
         logger.debug("node %d does not say what it released: %s", node, error)
         return {}

@@ -27,7 +27,8 @@ TAIL_RETRY_S = 0.1
 async def ask_tail(cluster: Cluster, info: LogInfo, *, timeout_s: float) -> Lsn:
     """The last LSN of a log that readers may see; (E, 0) while epoch E is empty.
 
-    Nodes that send us on are believed, unless they do so in circles: see `log_appends`.
+    The client follows redirects of nodes. If they lead in circles, it tells the next node to
+    sequence the log: see `log_appends`.
 
     Raises:
         Retryable: no sequencer answered within `timeout_s`.
@@ -41,7 +42,7 @@ async def ask_tail(cluster: Cluster, info: LogInfo, *, timeout_s: float) -> Lsn:
     while (left := deadline - loop.time()) > 0:
         cluster.check_open()
         order = cluster.sequencers(info.log_id)
-        if hint in order and redirects < REDIRECTS_MAX:
+        if hint in order:
             order = (hint, *(node for node in order if node != hint))
         for rank, node in enumerate(order):
             left = deadline - loop.time()

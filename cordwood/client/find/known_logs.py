@@ -3,8 +3,8 @@
 A log's number is its identity: facts that are stored under the number stay true, and only grow. A
 name leads to a number until the log is renamed or deleted. Nodes count the changes of the log tree,
 and tell the count with the members, every few seconds (`cluster.REFRESH_S`). An entry from before
-the newest change is looked up again at its next use. A change that no count tells, because the node
-that made it died before it could count it, is found by age.
+the newest change is looked up again at its next use. If the node that made a change died before it
+could count it, no count tells of the change. So old entries are looked up again too.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from cordwood.client.find.log_info import AnyLog, LogInfo
 
 BELIEVED_S = 60.0
-"""How long a name is believed where no change is told: as long as nodes go without looking."""
+"""How long a name is believed if no change is told. Nodes look at the log tree as often."""
 
 LOGS_MAX = 131_072
 """The number of remembered logs; past it, all are forgotten and looked up again."""
@@ -64,12 +64,13 @@ class KnownLogs:
         return None if found is None else found[0]
 
     def has_changed(self, log: AnyLog) -> bool:
-        """Whether the tree changed since this was asked for, so that it may be another log."""
+        """Whether the tree changed since this entry was requested, so that the name may belong to
+        another log."""
         mark = self._mark_of(log)
         return mark is None or mark.changes < self._changes
 
     def is_old(self, log: AnyLog) -> bool:
-        """Whether it was asked for longer ago than it is believed."""
+        """Whether the entry was requested longer than BELIEVED_S ago."""
         mark = self._mark_of(log)
         return mark is None or self._now_s() - mark.at_s >= BELIEVED_S
 

@@ -60,7 +60,8 @@ class LogFinding(ABC):
         loop = self._loop = asyncio.get_running_loop()
         self._closed = False
         self._known = KnownLogs(loop.time)
-        # What needs no look: by the name as callers give it, until anything is learnt anew.
+        # Entries that need no check, by the name as callers give it. They are dropped when the
+        # client learns anything new.
         self._sure: dict[AnyLog, LogInfo] = {}
         # Logs with a last check that was not answered in time; callers do not wait for the next.
         self._unanswered: dict[AnyLog, None] = {}
@@ -87,12 +88,12 @@ class LogFinding(ABC):
     async def find_log(
         self, log: AnyLog, *, create: bool, timeout_s: float, fresh: bool = False
     ) -> LogInfo:
-        """Look a log up, from memory where `fresh` does not forbid it.
+        """Look a log up, from memory unless `fresh` is set.
 
         Raises:
             Rejected: this is another event loop.
             BadSetting: the name is none.
-            UnknownLog: it is not there, or may not be made by looking it up.
+            UnknownLog: it does not exist, and a look-up may not create it.
             Unreachable: no node answered.
         """
         self.check_loop()
@@ -162,7 +163,8 @@ class LogFinding(ABC):
     async def _ask_log_once(
         self, key: AnyLog, create: bool, timeout_s: float
     ) -> LogInfo | CordwoodError:
-        """Several callers wait for it: they receive the error, and the task does not."""
+        """Return errors and do not raise them: several callers wait for this task, and each of them
+        raises the error."""
         try:
             return await self.ask_log(key, create, timeout_s)
         except CordwoodError as error:
@@ -196,13 +198,16 @@ class LogFinding(ABC):
         if self._known.note_changes(count):
             self._unanswered.clear()
 
-    def forget_log(self, path: str) -> None:
+    def forget_log(self, log: AnyLog) -> None:
         """Ask anew when next this log is looked up: it changed, or is gone. A path that ends with
         a slash is all that lies below it."""
-        self._forget(normalise_directory(path) if path.endswith("/") else normalise_name(path))
+        if isinstance(log, str):
+            log = normalise_directory(log) if log.endswith("/") else normalise_name(log)
+        self._forget(log)
 
     def note_refusal(self, log: int, error: CordwoodError) -> None:
-        """Forget a log that was refused because it is there no more, or asks for another token."""
+        """Forget a log that was refused because it does not exist any more, or demands another
+        token."""
         if isinstance(error, (UnknownLog, AccessDenied)):
             self._forget(log)
 

@@ -5,9 +5,10 @@ Source: docs/design.md §7.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from cordwood.errors import Malformed
 from cordwood.layout.message_logs import EpochNodes, LogReply
 from cordwood.log_attributes import DEFAULTS, LogAttributes
 from cordwood.lsn import Epoch, LogId
@@ -55,7 +56,24 @@ class LogInfo:
         return tuple(sorted({NodeId(node) for each in self.history for node in each.nodes}))
 
 
+Unread = list[str]
+"""Sentences about entries that a listing left out, for its caller."""
+
 OnLearnt = Callable[[LogInfo], None]
+
+
+def take_unread(unread: Unread | None, told: Sequence[str]) -> None:
+    """Deal with what a listing says of entries that it left out.
+
+    Args:
+        unread: takes these sentences; without it they are an error.
+    Raises:
+        Malformed: the listing lacks some, and its caller takes no such listing.
+    """
+    if unread is not None:
+        unread += told
+    elif told:
+        raise Malformed(f"the list is not whole, entries cannot be read: {'; '.join(told)}")
 
 
 def log_info(reply: LogReply) -> LogInfo:

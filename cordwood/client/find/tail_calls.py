@@ -16,7 +16,8 @@ from cordwood.client.admin.positions import Positions
 from cordwood.client.cluster import Cluster
 from cordwood.client.find.ask_released import ReleasedAsker
 from cordwood.client.find.ask_tail import ask_tail
-from cordwood.client.find.log_info import AnyLog, LogInfo, log_info
+from cordwood.client.find.log_info import AnyLog, LogInfo, log_info, take_unread
+from cordwood.client.find.several_logs import find_now, find_several
 from cordwood.errors import UnknownLog
 from cordwood.layout.message_logs import ListLogs, LogsReply
 from cordwood.log_attributes import LogAttributes
@@ -41,6 +42,20 @@ class TailCalls:
         self._cluster.check_open()
         timeout_s = self._settings.timeout_s
         return await self._cluster.find_log(log, create=create, timeout_s=timeout_s)
+
+    async def _find_now(self, log: AnyLog, *, create: bool) -> LogInfo:
+        """A log as it is now; see `several_logs.find_now`."""
+        self._cluster.check_open()
+        timeout_s = self._settings.timeout_s
+        return (await find_now(self._cluster, log, create=create, timeout_s=timeout_s))[0]
+
+    async def _find_several(
+        self, logs: Iterable[AnyLog], *, create: bool = False
+    ) -> dict[AnyLog, LogInfo]:
+        """The logs of one call; see `several_logs.find_several`."""
+        self._cluster.check_open()
+        timeout_s = self._settings.timeout_s
+        return await find_several(self._cluster, logs, create=create, timeout_s=timeout_s)
 
     async def _find_to_append(self, log: AnyLog) -> LogInfo:
         info = await self._find(log, create=True)
@@ -129,8 +144,16 @@ class TailCalls:
             log, create=False, timeout_s=self._settings.timeout_s, fresh=True
         )
 
-    async def logs(self, prefix: str = "/") -> list[LogInfo]:
-        """All logs below a path, by name."""
+    async def logs(self, prefix: str = "/", *, unread: list[str] | None = None) -> list[LogInfo]:
+        """All logs below a path, by name.
+
+        Args:
+            unread: takes a sentence for each entry in the metadata store that cannot be read; the
+                logs of these entries are left out. Without it such an entry is an error.
+        Raises:
+            Malformed: an entry cannot be read, because a newer version or a hand wrote it.
+        """
         reply = await self._cluster.call_any(ListLogs(prefix), timeout_s=self._settings.timeout_s)
         assert isinstance(reply, LogsReply), "ListLogs is answered with logs"
+        take_unread(unread, reply.unread)
         return [log_info(each) for each in reply.logs]

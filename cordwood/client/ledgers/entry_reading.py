@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from cordwood.client.ledgers.ledger_nodes import ask_together
+from cordwood.client.ledgers.stray_copies import stray_copies
 from cordwood.errors import (
     ChecksumMismatch,
     Corrupt,
@@ -52,8 +53,17 @@ class EntryReading:
         items: the found entries, by number, as nodes keep them.
     """
 
-    def __init__(self, ledger: ReadableLedger, entries: Sequence[int]) -> None:
+    def __init__(
+        self, ledger: ReadableLedger, entries: Sequence[int], timeout_s: float | None = None
+    ) -> None:
+        """
+        Args:
+            timeout_s: after this time no node is asked again; None for the client's timeout.
+        """
         self._ledger = ledger
+        self._timeout_s = ledger._timeout_s if timeout_s is None else timeout_s
+        self._rounds = 0
+        self._asks_strays = True
         # The metadata by which the nodes to ask were chosen.
         self._metadata = ledger.metadata
         self._left = ledger._orders(entries)
@@ -80,7 +90,7 @@ class EntryReading:
 
     async def _run(self, bytes_max: int | None) -> list[LedgerEntry]:
         ledger, loop = self._ledger, asyncio.get_running_loop()
-        deadline = loop.time() + ledger._timeout_s
+        deadline = loop.time() + self._timeout_s
         while self._left:
             is_full = bytes_max is not None and self._bytes >= bytes_max
             # No entry after the first missing one may be given before it.
@@ -200,9 +210,22 @@ class EntryReading:
         self._metadata = found
         for entry in spent:
             is_sure = entry not in self._doubtful and found.nodes_at(entry) == asked.nodes_at(entry)
+            # Behind the end no answer is needed: a silent node, or one that let go of the ledger,
+            # would never give it.
+            is_sure = is_sure or ledger.is_closed
             if is_sure and entry > ledger.last_add_confirmed:
                 raise NoEntry(f"ledger {ledger.ledger_id} has no entry {entry}")
-        if asyncio.get_running_loop().time() + AGAIN_S >= deadline:
+        is_over = asyncio.get_running_loop().time() + AGAIN_S >= deadline
+        self._rounds += 1
+        if self._asks_strays and (self._rounds > 1 or is_over):
+            copies = await stray_copies(ledger._cluster, found, spent)
+            self._asks_strays = bool(copies)
+            for copy in copies:
+                self._read_copy("a node that is not named", copy)
+            if copies:
+                # The next reply may have more of them.
+                return
+        if is_over:
             raise Unreachable(
                 f"entry {spent[0]} of ledger {ledger.ledger_id} could not be read from any of its "
                 f"nodes ({', '.join(map(str, found.nodes_at(spent[0])))}){self._trouble}"

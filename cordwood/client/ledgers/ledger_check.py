@@ -9,30 +9,31 @@ Source: docs/protocol/ledgers.md.
 
 from __future__ import annotations
 
-import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from cordwood.client.cluster import Cluster
-from cordwood.client.ledgers.ledger_nodes import ask_node
+from cordwood.client.ledgers.copy_states import CopyStates
 from cordwood.client.ledgers.ledger_repair import OnProgress, write_copies
 from cordwood.client.ledgers.readable_ledger import ReadableLedger
-from cordwood.errors import AccessDenied, ChecksumMismatch, CordwoodError, Corrupt, NoObject
-from cordwood.layout.ledger_entry import EntrySeal, ledger_key_of
-from cordwood.layout.message_ledgers import (
-    EntriesReply,
-    EntryAnswer,
-    Found,
-    ReadEntries,
-)
+from cordwood.client.ledgers.stray_copies import stray_entries
+from cordwood.errors import AccessDenied, CordwoodError, Corrupt, NoObject
+from cordwood.layout.message_ledgers import EntryAnswer, Found
 from cordwood.ledger import LedgerMetadata
-from cordwood.protocol.ledger_check import Copy, LedgerCheck, Part, begun, nodes_of, parts
+from cordwood.nodes import Member, NodeId
+from cordwood.protocol.ledger_check import (
+    Copy,
+    LedgerCheck,
+    Part,
+    begun,
+    nodes_of,
+    parts,
+    parts_with,
+)
 from cordwood.quorum.copyset import Chance
+from cordwood.quorum.ensemble_choice import DOMAINS_MIN, windows_in_one
 
 logger = logging.getLogger(__name__)
-
-ASK_S = 5.0
-"""How long a node may take for some hundred entries; its disk may be busy."""
 
 AT_ONCE = 256
 """Number of entries in one call."""
@@ -50,24 +51,29 @@ class LedgerChecking:
         share: float,
         fills: bool,
         settled: bool = False,
+        entries: Collection[int] | None = None,
+        turn: tuple[int, int] | None = None,
         on_progress: OnProgress,
     ) -> None:
         """
         Args:
+            entries: the only entries to look at; None for those that `share` and
+                `turn` give.
+            turn: see `protocol.ledger_check.parts`.
             share: share of the entries between the ends of each fragment to check.
             fills: whether to store missing copies of settled fragments.
             settled: whether to check settled fragments only, and not the newest one.
         """
-        metadata = opened.metadata
         self._opened = opened
         self._cluster = cluster
         self._chance = chance
         self._share = share
         self._fills = fills
         self._settled = settled
+        self._entries = entries
+        self._turn = turn
         self._on_progress = on_progress
-        self._key = ledger_key_of(metadata.password)
-        self._seal = EntrySeal(metadata.ledger, metadata.digest, metadata.password)
+        self._states = CopyStates(opened, cluster)
 
     async def run(self) -> LedgerCheck:
         """Check the whole ledger, or the sample.
@@ -79,7 +85,11 @@ class LedgerChecking:
         """
         metadata, last = await self._confirmed()
         check = begun(metadata, last)
-        for part in parts(metadata, last, self._share, self._chance):
+        if self._entries is None:
+            looked_at = parts(metadata, last, self._share, self._chance, self._turn)
+        else:
+            looked_at = parts_with(metadata, last, self._entries)
+        for part in looked_at:
             for at in range(0, len(part.entries), AT_ONCE):
                 some = part.entries[at : at + AT_ONCE]
                 if check.is_tiered:
@@ -87,7 +97,22 @@ class LedgerChecking:
                 else:
                     await self._look(check, part, some)
                 self._on_progress(check.entries)
+        check.narrow = self._narrow(self._opened.metadata)
         return check
+
+    def _narrow(self, metadata: LedgerMetadata) -> list[int]:
+        """First entries of the fragments with entries in only one domain of the ledger's scope."""
+        if metadata.is_tiered:
+            return []  # it is only in main storage, or soon will be
+        members = self._cluster.members
+        if len({member.domain(metadata.scope) for member in members.values()}) < DOMAINS_MIN:
+            return []  # no choice would be better
+        write, found = metadata.striping.write, []
+        for each in metadata.fragments:
+            known = [members.get(NodeId(n)) or Member(NodeId(n), "") for n in each.nodes]
+            if windows_in_one(known, write, metadata.scope):
+                found.append(each.first)
+        return found
 
     async def _confirmed(self) -> tuple[LedgerMetadata, int]:
         """The metadata, and the last confirmed entry of the fragments to check."""
@@ -105,18 +130,13 @@ class LedgerChecking:
     async def _look(self, check: LedgerCheck, part: Part, entries: Sequence[int]) -> None:
         metadata = self._opened.metadata
         nodes = {entry: nodes_of(part, metadata, entry) for entry in entries}
-        wanted: dict[int, list[int]] = {}
-        for entry, some in nodes.items():
-            for node in some:
-                wanted.setdefault(node, []).append(entry)
-        answers = await asyncio.gather(
-            *(self._ask(node, some, check.silent) for node, some in wanted.items())
-        )
-        told = dict(zip(wanted, answers, strict=True))
+        told = await self._states.ask_all(nodes, check.silent)
+        bare = [entry for entry, states in told.items() if Copy.WHOLE not in states.values()]
+        # A reader finds these entries, so they are not lost.
+        strays = await stray_entries(self._cluster, metadata, bare)
         lacks: dict[int, list[int]] = {}
-        for entry, some in nodes.items():
-            states = {node: told[node].get(entry, Copy.SILENT) for node in some}
-            for node in check.add(entry, states):
+        for entry, states in told.items():
+            for node in check.add(entry, states, elsewhere=entry in strays):
                 lacks.setdefault(node, []).append(entry)
         if self._fills:
             for node, missing in lacks.items():
@@ -133,7 +153,9 @@ class LedgerChecking:
         for entry in missing:
             for node in nodes_of(part, self._opened.metadata, entry):
                 wanted.setdefault(node, []).append(entry)
-        told = {node: await self._ask(node, some, check.silent) for node, some in wanted.items()}
+        told = {
+            node: await self._states.ask(node, some, check.silent) for node, some in wanted.items()
+        }
         for entry in entries:
             nodes = [node for node, some in wanted.items() if entry in some]
             elsewhere = [told[node].get(entry, Copy.SILENT) for node in nodes]
@@ -159,46 +181,9 @@ class LedgerChecking:
                 continue
             for item in items:
                 answer = EntryAnswer(item.entry, Found.YES, item.lac, item.length, item.body)
-                told[item.entry] = self._state("main storage", answer)
+                told[item.entry] = self._states.state("main storage", answer)
             left = left[len(items) :]
         return told
-
-    async def _ask(self, node: int, entries: Sequence[int], silent: set[int]) -> dict[int, Copy]:
-        """By entry, the answer of a node; entries without an answer are left out."""
-        told: dict[int, Copy] = {}
-        left = list(entries)
-        while left and node not in silent:
-            try:
-                reply = await ask_node(
-                    self._cluster, node, ReadEntries(self._opened.ledger_id, self._key, left),
-                    timeout_s=ASK_S,
-                )  # fmt: skip
-            except AccessDenied:
-                raise
-            except CordwoodError as error:
-                logger.debug("node %d does not say what it has: %s", node, error)
-                break
-            assert isinstance(reply, EntriesReply), "ReadEntries is answered so"
-            told |= {each.entry: self._state(f"node {node}", each) for each in reply.entries}
-            # A reply holds as many of the first requested entries as fit.
-            left = left[max(1, len(reply.entries)) :]
-        return told
-
-    def _state(self, source: str, answer: EntryAnswer) -> Copy:
-        match answer.found:
-            case Found.YES:
-                try:
-                    self._seal.read(answer.entry, answer.lac, answer.length, answer.body)
-                except ChecksumMismatch as error:
-                    logger.warning("%s: %s", source, error)
-                    return Copy.DAMAGED
-                return Copy.WHOLE
-            case Found.DAMAGED:
-                return Copy.DAMAGED
-            case Found.TIERED:
-                return Copy.LET_GO
-            case _:  # also on a node that lost records: a missing copy is missing
-                return Copy.ABSENT
 
     async def _fill(self, node: int, entries: Sequence[int]) -> int:
         """Add copies to a node. Returns the number that it took."""

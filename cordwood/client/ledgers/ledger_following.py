@@ -68,7 +68,7 @@ class Following(Generic[Item]):
         raise NotImplementedError
 
     async def aclose(self) -> None:
-        """Stop: nothing is under way any more."""
+        """Stop the reading and wait until no call is under way any more."""
         raise NotImplementedError
 
     def __aiter__(self) -> Self:

@@ -6,7 +6,8 @@ Source: docs/protocol/ledgers.md.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Iterator, Mapping, Sequence
+import logging
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
 from msgspec.structs import replace
 
@@ -14,7 +15,9 @@ from cordwood.client.cluster import Cluster
 from cordwood.client.ledgers.ledger_nodes import CONNECT_S
 from cordwood.errors import (
     CordwoodError,
+    Corrupt,
     Overloaded,
+    Rejected,
     TooFewNodes,
     UnknownLedger,
     Unreachable,
@@ -23,11 +26,13 @@ from cordwood.host.seams import Host
 from cordwood.layout.ledger_metadata import pack_ledger, read_ledger
 from cordwood.layout.message import Call, Reply
 from cordwood.layout.message_ledgers import (
+    AllotLedgerId,
     AskAutorecovery,
     AskLedger,
     AutorecoveryReply,
     CreateLedger,
     DeleteLedger,
+    LedgerIdReply,
     LedgerReply,
     LedgersReply,
     ListLedgers,
@@ -37,12 +42,22 @@ from cordwood.layout.message_ledgers import (
 )
 from cordwood.ledger import LedgerMetadata, Versioned
 from cordwood.nodes import Authority, Member, NodeId
+from cordwood.quorum.authority import REBUILT
 from cordwood.quorum.ensemble_choice import ANYWHERE, Placement, choose_ensemble
 from cordwood.quorum.node_quarantine import NodeQuarantine
+
+logger = logging.getLogger(__name__)
 
 SETTLE_PAUSE_S = 0.1
 """Pause before the value is read after a compare-and-set without an answer, and between two
 choices."""
+
+AGAIN_S = 0.2
+"""Pause before metadata is written again if the metadata store does not answer."""
+
+REFUSALS_MAX = 10
+"""Refusals in a row that count as the last word: a few may come from one node of another
+version."""
 
 NODES_S = 2.0
 """How long a choice waits for nodes that start."""
@@ -61,15 +76,23 @@ class LedgerMetadataCalls:
         self._timeout_s = timeout_s
         self.quarantine = NodeQuarantine()
 
-    async def create(self, ledger: int, metadata: LedgerMetadata) -> Versioned:
-        """Make a ledger; -1 allots an id.
+    async def allot(self, *, timeout_s: float) -> int:
+        """An id for a new ledger. A client may have chosen it itself: then `create` says so."""
+        reply = await self._ask(AllotLedgerId(), timeout_s)
+        assert isinstance(reply, LedgerIdReply), "AllotLedgerId is answered with an id"
+        return reply.ledger
+
+    async def create(self, ledger: int, metadata: LedgerMetadata, *, timeout_s: float) -> Versioned:
+        """Make a ledger. A repeat with the same metadata gives the same ledger.
 
         Raises:
-            LedgerExists: another ledger has the id. Unreachable, Overloaded: the ledger may be made
-            all the same; a repeat of the call is safe.
+            LedgerExists: another ledger has the id, or had it.
+            Unreachable, Overloaded: the ledger may be made all the same; a repeat of the call is
+                safe.
         """
-        named = replace(metadata, ledger=max(0, ledger))
-        return _held(await self._ask(CreateLedger(ledger, pack_ledger(named))), ledger)
+        named = replace(metadata, ledger=ledger)
+        call = CreateLedger(ledger, pack_ledger(named))
+        return _held(await self._ask(call, timeout_s), ledger)
 
     async def get(self, ledger: int) -> Versioned:
         """The present value of a ledger.
@@ -98,6 +121,29 @@ class LedgerMetadataCalls:
             return await self.get(metadata.ledger), False
         return _held(reply, metadata.ledger), _is_written(reply)
 
+    async def set_again(
+        self, version: int, metadata: LedgerMetadata, is_wanted: Callable[[], bool]
+    ) -> tuple[Versioned, bool]:
+        """As `set`, again until the metadata store answers, while it is wanted.
+
+        Raises:
+            UnknownLedger: the ledger was deleted.
+            CordwoodError: it is not wanted any more; or nodes refuse the value, or cannot read the
+                present one, and would say so for ever.
+        """
+        refusals = 0
+        while True:
+            try:
+                return await self.set(version, metadata)
+            except UnknownLedger:
+                raise
+            except CordwoodError as error:
+                refusals = refusals + 1 if isinstance(error, Rejected | Corrupt) else 0
+                if refusals == REFUSALS_MAX or not is_wanted():
+                    raise
+                logger.info("metadata of ledger %d is not written yet: %s", metadata.ledger, error)
+                await asyncio.sleep(AGAIN_S)
+
     async def delete(self, ledger: int) -> None:
         """Delete a ledger; a missing ledger counts as deleted."""
         await self._ask(DeleteLedger(ledger))
@@ -121,10 +167,33 @@ class LedgerMetadataCalls:
     async def open_main_storage(self) -> None:
         """Let a node open main storage, which is marked as this cluster's from then on.
 
+        All nodes are asked at the same time: any of them may be cut off from main storage alone,
+        or lack the right to use it.
+
         Raises:
-            BadSetting: the node has no main storage, or it belongs to another cluster.
+            BadSetting: the nodes have no main storage, or it belongs to another cluster.
+            CordwoodError: no node opened it; the error of the last one that answered.
         """
-        await self._ask(OpenMainStorage())
+        if not (up := self._cluster.peers.up):
+            await self._ask(OpenMainStorage())  # waits for a node
+            return
+        loop = asyncio.get_running_loop()
+        asked = [loop.create_task(self._open_at(node)) for node in up]
+        failed: CordwoodError = Unreachable("no node answered")
+        try:
+            for done in asyncio.as_completed(asked):
+                try:
+                    return await done
+                except CordwoodError as error:
+                    failed = error
+        finally:
+            for each in asked:
+                each.cancel()
+            await asyncio.gather(*asked, return_exceptions=True)
+        raise failed
+
+    async def _open_at(self, node: NodeId) -> None:
+        await self._cluster.call_node(node, OpenMainStorage(), timeout_s=self._timeout_s)
 
     async def choose(
         self,
@@ -137,7 +206,8 @@ class LedgerMetadataCalls:
         """Nodes for an ensemble.
 
         Args:
-            ring: the nodes that stay, in their places, and None for each free place. write: Qw.
+            ring: the nodes that stay, in their places, and None for each free place.
+            write: Qw.
             taken: nodes that must not be chosen, beside those that stay.
         Returns:
             All nodes of the ring.
@@ -146,7 +216,7 @@ class LedgerMetadataCalls:
         """
         able = self._able({*taken, *ring})
         await self._greet_near(able, placement)
-        kept = [None if node is None else self._member(node) for node in ring]
+        kept = self._kept(ring)
         for some in self._preferred(able):
             chosen = choose_ensemble(some, kept, write, self._host.random, placement)
             if chosen is not None:
@@ -159,6 +229,26 @@ class LedgerMetadataCalls:
             f"{len(able)} nodes of the cluster can take a ledger's entries, and {wanted} are "
             f"wanted{rule}: start nodes, or ask for a smaller ensemble"
         )
+
+    def is_lost(self, node: int) -> bool:
+        """Whether a node is no member any more, or its data is reported gone or elsewhere."""
+        member = self._cluster.members.get(NodeId(node))
+        return member is None or member.authority in REBUILT
+
+    def may_choose(
+        self,
+        ring: Sequence[int | None],
+        write: int,
+        *,
+        taken: Collection[int] = (),
+        placement: Placement = ANYWHERE,
+    ) -> bool:
+        """Whether `choose` would find nodes now."""
+        able, kept = self._able({*taken, *ring}), self._kept(ring)
+        return choose_ensemble(able, kept, write, self._host.random, placement) is not None
+
+    def _kept(self, ring: Sequence[int | None]) -> list[Member | None]:
+        return [None if node is None else self._member(node) for node in ring]
 
     async def _greet_near(self, able: Mapping[NodeId, Member], placement: Placement) -> None:
         """Connect to the nodes nearby, if none of them is connected: they are preferred."""
@@ -211,8 +301,9 @@ class LedgerMetadataCalls:
             await asyncio.sleep(SETTLE_PAUSE_S)
             await self._cluster.refresh_members(timeout_s=self._timeout_s)
 
-    async def _ask(self, call: Call) -> Reply:
-        return await self._cluster.call_any(call, timeout_s=self._timeout_s)
+    async def _ask(self, call: Call, timeout_s: float | None = None) -> Reply:
+        """Ask any node, within the client's timeout or a shorter one."""
+        return await self._cluster.call_any(call, timeout_s=timeout_s or self._timeout_s)
 
 
 def _stores(member: Member) -> bool:

@@ -53,7 +53,7 @@ async def ask_together(asks: Iterable[Coroutine[Any, Any, Answer]]) -> list[Answ
     be gone by the time they would end.
 
     Raises:
-        CordwoodError: what one of them raised.
+        CordwoodError: the first error of a call.
     """
     tasks = [asyncio.ensure_future(ask) for ask in asks]
     try:

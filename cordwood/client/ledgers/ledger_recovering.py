@@ -19,6 +19,7 @@ from cordwood.client.cluster import Cluster
 from cordwood.client.ledgers.entry_calls import add_again
 from cordwood.client.ledgers.ledger_metadata_calls import LedgerMetadataCalls
 from cordwood.client.ledgers.ledger_nodes import ask_node
+from cordwood.client.ledgers.stray_copies import stray_copies
 from cordwood.errors import (
     AccessDenied,
     ChecksumMismatch,
@@ -74,6 +75,7 @@ _WAITED_FOR = {
     Stage.READ: Failure.UNDECIDED,
     Stage.RE_ADD: Failure.NOT_READDED,
     Stage.MEASURE: Failure.NO_LENGTH,
+    Stage.SETTLE: Failure.UNDECIDED,
 }
 
 OnProgress = Callable[[int], object]
@@ -95,7 +97,8 @@ async def recover(
     Args:
         on_progress: called with the last entry that is certain, as that rises.
     Raises:
-        UnknownLedger: there is no ledger with this id. AccessDenied: it has another password.
+        UnknownLedger: there is no ledger with this id.
+        AccessDenied: it has another password.
         Undecided: too few nodes answered in time; the call may be repeated.
         Unreachable, Overloaded: the metadata store did not answer.
     """
@@ -117,9 +120,20 @@ async def recover(
         if why is Failure.DENIED:
             raise AccessDenied(f"a node knows ledger {ledger} by another password")
         if loop.time() + AGAIN_S >= patience.deadline:
+            # Each entry needs Qa members that take it again: a spare takes the place of one that
+            # is down.
+            spare = ", or start a spare node, which takes the entries in their place"
+            nodes, whose = held.metadata.newest.nodes, "its nodes are"
+            if why is Failure.NO_LENGTH:
+                nodes, whose = held.metadata.nodes_at(entry), "the nodes of this entry are"
+                spare = (
+                    ", and lost nodes that may have it (`cordwood ledgers under-replicated`), with "
+                    "their directories (`cordwood nodes keep-ledgers`)"
+                )
+            more = why in (Failure.NOT_READDED, Failure.NO_LENGTH)
             raise Undecided(
-                f"ledger {ledger} cannot be recovered yet: {why.value} (entry {entry}); its nodes "
-                f"are {', '.join(map(str, held.metadata.newest.nodes))}: start those that are down"
+                f"ledger {ledger} cannot be recovered yet: {why.value} (entry {entry}); {whose} "
+                f"{', '.join(map(str, nodes))}: start those that are down{spare if more else ''}"
             )
         await asyncio.sleep(AGAIN_S)
 
@@ -167,6 +181,7 @@ class _Attempt:
         metadata = held.metadata
         self._patience = patience
         self._ledger = metadata.ledger
+        self._metadata = metadata
         self._striping = metadata.striping
         # The placement is not enforced: a ledger that cannot be ended is worse than entries in one
         # domain.
@@ -217,6 +232,8 @@ class _Attempt:
                     self._start(self._fence(node))
                 case rule.ReadEntry(entry, node):
                     todo += self._read_entry(entry, node)
+                case rule.ReadStrays(entry):
+                    self._start(self._read_strays(entry))
                 case rule.ReAdd(entry, node):
                     todo += self._re_add(entry, node)
                 case rule.PickSpare(entry, place, taken):
@@ -336,6 +353,10 @@ class _Attempt:
             return None
         self._copies[told.entry] = EntryItem(told.entry, told.lac, told.length, told.body)
         return len(payload)
+
+    async def _read_strays(self, entry: int) -> None:
+        copies = await stray_copies(self._cluster, self._metadata, [entry])
+        self._act(self._rule.on_strays(entry, copies[0].length if copies else None))
 
     def _ahead(self, entry: int, node: int, nodes: Sequence[int]) -> list[int]:
         """Entries after this one that the node should have."""

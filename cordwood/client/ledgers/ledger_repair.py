@@ -6,6 +6,10 @@ the entries there. Before the first copy the metadata says that the node joins: 
 before it is named, it marks the ledger when it starts with an empty disk. A repair that was cut
 short begins again, and writes the entries once more.
 
+Entries without a readable copy are passed over (`protocol.ledger_repair.unreadable`). The caller
+hears of them before the new node is named. A copy of them may come back with the lost node: readers
+look for it there, too (`stray_copies`).
+
 Source: docs/protocol/ledgers.md; docs/sources/bookkeeper.md (d).
 """
 
@@ -14,16 +18,20 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Collection, Sequence
 
 from cordwood.client.cluster import Cluster
+from cordwood.client.ledgers.copy_states import CopyStates
 from cordwood.client.ledgers.entry_calls import add_again, one_run
 from cordwood.client.ledgers.ledger_metadata_calls import LedgerMetadataCalls
 from cordwood.client.ledgers.readable_ledger import ReadableLedger
-from cordwood.errors import Overloaded, Rejected, TooFewNodes
+from cordwood.client.ledgers.stray_copies import stray_entries
+from cordwood.errors import Overloaded, Rejected, Retryable, TooFewNodes, Unreachable
 from cordwood.layout.ledger_entry import EntrySeal, ledger_key_of
 from cordwood.layout.message_ledgers import AddRefusal, EntryItem
 from cordwood.ledger import LedgerMetadata, LedgerState, Versioned
 from cordwood.nodes import Member, NodeId
 from cordwood.protocol import ledger_repair as rule
+from cordwood.protocol.ledger_check import MISSING_MAX, Copy
 from cordwood.protocol.ledger_repair import LostPlace
+from cordwood.quorum.ensemble import write_set
 from cordwood.quorum.ensemble_choice import placement_of, windows_in_one
 
 READ_AT_ONCE = 256
@@ -37,6 +45,12 @@ CHANGES_MAX = 64
 """Changes of other clients that one change of a repair outlasts. Each of them is another fragment
 of the writer, or a change of another repair."""
 
+NAMED_MAX = 10
+"""Entries that an error or a warning names."""
+
+OnUnreadable = Callable[[Sequence[int], Collection[int]], Awaitable[object]]
+"""Called with entries that a repair passes over, and lost nodes that may still have them."""
+
 OnProgress = Callable[[int], object]
 """Called with the number of finished entries."""
 
@@ -46,6 +60,8 @@ class LedgerRepair:
 
     Attributes:
         copied: number of entries that were written to other nodes.
+        passed_over: the first entries without a readable copy, of places that got all others; at
+            most MISSING_MAX.
         moved: by lost node, the replacing node, over all fragments; the node itself if it was
             refilled.
     """
@@ -60,9 +76,13 @@ class LedgerRepair:
         on_progress: OnProgress | None = None,
         *,
         older: bool = False,
+        avoids: Collection[int] = (),
+        on_unreadable: OnUnreadable | None = None,
     ) -> None:
         """
         Args:
+            avoids: nodes that take no copies, but for those of `refills` in their own places.
+            on_unreadable: see `Ledgers.repair`.
             on_progress: called with the number of copies that were made so far.
             refills: lost nodes that may be back with empty disks. If no other node takes entries of
                 such a node, they are written to the node itself again.
@@ -70,7 +90,12 @@ class LedgerRepair:
                 last one.
         """
         self._refills = refills
+        self._avoids = avoids
         self._on_progress = on_progress
+        self._on_unreadable = on_unreadable
+        self._states = CopyStates(opened, cluster)
+        self._silent: set[int] = set()
+        self.passed_over: list[int] = []
         self.copied = 0
         self.moved: dict[int, int] = {}
         self._opened = opened
@@ -88,8 +113,10 @@ class LedgerRepair:
         Raises:
             Rejected: the ledger is not closed, or another client changed it meanwhile in a way that
                 the repair cannot go on with.
-            TooFewNodes: no other node takes entries.
-            Unreachable: an entry has no readable copy, or a node does not answer.
+            TooFewNodes: no other node takes the entries of a place: the other places are filled.
+            Unreachable: an entry may have a copy on a node that does not answer: the other places
+                are filled. Or entries have no readable copy, and nobody keeps a note of them: a
+                place to which they belong gets no other node.
         """
         metadata = self._opened.metadata
         if not (self._was_closed or self._older):
@@ -102,11 +129,22 @@ class LedgerRepair:
         # An entry that no node has is then reported as unreadable, and not as one that may never
         # have been confirmed.
         self._opened._raise_to(metadata.settled_last)
+        failed: Retryable | None = None
         for place in rule.lost_places(metadata, self._is_lost):
-            await self._repair(place)
+            try:
+                await self._repair(place)
+            except (TooFewNodes, Unreachable) as error:
+                failed = failed or error
+        if failed is not None:
+            raise failed
         after = await self._end()
         if not rule.is_finished(metadata, after.metadata, self._filled, self._is_lost):
             raise self._overtaken()
+        if self.passed_over and self._on_unreadable is None:
+            raise Unreachable(
+                f"ledger {self._opened.ledger_id}: {entry_words(self.passed_over)} no readable "
+                "copy; all other entries were copied"
+            )
 
     async def _repair(self, place: LostPlace) -> None:
         """Replace a lost node in a fragment."""
@@ -124,19 +162,81 @@ class LedgerRepair:
             if node not in held.metadata.joining:
                 held = await self._announce(held, place, node)
         copying = _Copying(self._cluster, held.metadata, node)
-        entries = rule.entries_of(place, held.metadata.striping)
+        passed_over = await self._copy(place, held.metadata, copying)
+        if passed_over and self._on_unreadable is not None:
+            # Before the node is named: afterwards nothing would tell of these entries.
+            await self._on_unreadable(passed_over, sorted(self._silent))
+        if node != place.lost:
+            await self._name(held, place, node, copying)
+        self.passed_over = sorted({*self.passed_over, *passed_over})[:MISSING_MAX]
+        self.moved[place.lost] = node
+        self._filled.add(place._replace(lost=node))
+
+    async def _copy(
+        self, place: LostPlace, metadata: LedgerMetadata, copying: _Copying
+    ) -> list[int]:
+        """Copy the entries of a place. Returns those without a readable copy, the first MISSING_MAX
+        of them: a node that was empty may lack millions."""
+        entries = rule.entries_of(place, metadata.striping)
+        passed_over: list[int] = []
         at = 0
         while at < len(entries):
-            copies = await self._opened.copies(entries[at : at + READ_AT_ONCE])
+            wanted = entries[at : at + READ_AT_ONCE]
+            bare: frozenset[int] = frozenset()
+            try:
+                # Where an entry was unreadable there may be thousands: do not wait for each.
+                copies = await self._opened.copies(wanted, timeout_s=0 if passed_over else None)
+            except Unreachable:
+                bare = await self._unreadable(wanted)
+                if bare and not rule.may_pass_over(
+                    is_noted=self._on_unreadable is not None, is_refill=copying.node == place.lost
+                ):
+                    raise self._not_noted(sorted(bare)) from None
+                copies = await self._opened.copies([each for each in wanted if each not in bare])
             await copying.write(copies)
             self.copied += len(copies)
             if self._on_progress is not None:
                 self._on_progress(self.copied)
-            at += len(copies)
-        if node != place.lost:
-            await self._name(held, place, node, copying)
-        self.moved[place.lost] = node
-        self._filled.add(place._replace(lost=node))
+            # An entry that did not fit, and all after it, are read next.
+            copied = {each.entry for each in copies} | bare
+            done = next((n for n, each in enumerate(wanted) if each not in copied), len(wanted))
+            passed_over += [each for each in wanted[:done] if each in bare]
+            del passed_over[MISSING_MAX:]
+            at += done
+        return passed_over
+
+    def _not_noted(self, entries: Sequence[int]) -> Unreachable:
+        silent = ", ".join(map(str, sorted(self._silent)))
+        may_have = f"; of lost nodes, {silent} may have one" if silent else ""
+        return Unreachable(
+            f"ledger {self._opened.ledger_id}: {entry_words(entries)} no readable copy{may_have}. "
+            "This repair names no other nodes for the fragment, because nothing would tell then "
+            "which nodes may have copies. Auto-recovery copies all other entries and notes these: "
+            "see that it is on (`cordwood ledgers autorecovery on`)"
+        )
+
+    async def _unreadable(self, entries: Sequence[int]) -> frozenset[int]:
+        """Those of some entries that the repair passes over.
+
+        Raises:
+            Unreachable: a node that may have one of them does not answer.
+        """
+        metadata = await self._opened.refresh()
+        nodes = {
+            entry: [metadata.nodes_at(entry)[each] for each in write_set(entry, metadata.striping)]
+            for entry in entries
+        }
+        told = await self._states.ask_all(nodes, set())
+        found = rule.unreadable(told, self._calls.is_lost)
+        if found is None:
+            # A node may have been silent because it has just started, or its disk is busy.
+            await self._opened.copies(entries)
+            return frozenset()
+        # Trap: `copies` gives none of its entries if one of them is nowhere.
+        found -= await stray_entries(self._cluster, metadata, sorted(found))
+        for entry in found:
+            self._silent |= {node for node, each in told[entry].items() if each is Copy.SILENT}
+        return found
 
     async def _announce(self, held: Versioned, place: LostPlace, node: int) -> Versioned:
         """Say that a node gets copies, before the first one; the metadata then."""
@@ -145,7 +245,7 @@ class LedgerRepair:
             return found if node in found.joining else found.with_joining(node)
 
         async def may_join(found: LedgerMetadata) -> bool:
-            return rule.may_join(found, place, node)
+            return rule.may_join(found, place, node, was_closed=self._was_closed)
 
         return await self._change(held, joining, may_join)
 
@@ -168,7 +268,8 @@ class LedgerRepair:
             # its disk without a mark, and joined again. The present version says that it joins, and
             # the node says after that version was read that it runs on. So it loses its disk later
             # than this, if at all, and is looked for then.
-            return rule.may_go_on(found, place, node) and await copying.is_kept()
+            may = rule.may_go_on(found, place, node, was_closed=self._was_closed)
+            return may and await copying.is_kept()
 
         await self._change(held, named, may_go_on)
 
@@ -190,7 +291,8 @@ class LedgerRepair:
         """Change the ledger as it was read. Returns the metadata then.
 
         If another client has changed a ledger that was not closed, the change is applied to what
-        that client wrote: the writer may change its ensemble all the time.
+        that client wrote: the writer may change its ensemble all the time. Of a closed ledger this
+        holds for attempts at moving it to main storage alone.
 
         Args:
             may_go_on: whether the change still stands with the metadata that was found.
@@ -204,9 +306,11 @@ class LedgerRepair:
             found, is_written = await self._calls.set(held.version, wanted)
             await self._opened.refresh()
             # If the answer was lost, the write is recognised by its value.
-            if is_written or found.metadata == wanted:
+            if is_written or rule.is_only_claimed(wanted, found.metadata):
                 return found
-            if self._was_closed or not await may_go_on(found.metadata):
+            if self._was_closed and not rule.is_only_claimed(held.metadata, found.metadata):
+                break
+            if not await may_go_on(found.metadata):
                 break
             held = found
         raise self._overtaken()
@@ -231,14 +335,27 @@ class LedgerRepair:
     async def _choose(self, place: int, taken: Sequence[int], metadata: LedgerMetadata) -> int:
         ring = [None if at == place else node for at, node in enumerate(taken)]
         write, placement = metadata.striping.write, placement_of(metadata)
+        left_out = {*self._avoids}
         try:
-            return (await self._calls.choose_soon(ring, write, taken=taken, placement=placement))[
-                place
-            ]
+            chosen = await self._calls.choose_soon(
+                ring, write, taken={*taken, *left_out}, placement=placement
+            )
         except TooFewNodes:
             if taken[place] not in self._refills:
                 raise
-        return (await self._calls.choose(ring, write, placement=placement))[place]
+            left_out.discard(taken[place])
+            chosen = await self._calls.choose(ring, write, taken=left_out, placement=placement)
+        return chosen[place]
+
+
+def entry_words(entries: Sequence[int]) -> str:
+    """Some entries, for a sentence that says what they have not. If there are MISSING_MAX of them,
+    there may be more."""
+    named = ", ".join(map(str, entries[:NAMED_MAX]))
+    count = f"{len(entries) - NAMED_MAX} more" if len(entries) > NAMED_MAX else ""
+    least = "at least " if len(entries) >= MISSING_MAX else ""
+    more = f" and {least}{count}" if count else ""
+    return f"entry {named} has" if len(entries) == 1 else f"entries {named}{more} have"
 
 
 class _Copying:
@@ -247,14 +364,18 @@ class _Copying:
     def __init__(self, cluster: Cluster, metadata: LedgerMetadata, node: int) -> None:
         self._cluster = cluster
         self._metadata = metadata
-        self._node = node
+        self.node = node
         self._runs: set[int] = set()
         self._last: Sequence[EntryItem] = ()
 
     async def write(self, copies: Sequence[EntryItem]) -> None:
         """Add copies to the node. Raises as `write_copies`."""
-        self._runs.add(await write_copies(self._cluster, self._metadata, self._node, copies))
-        self._last = copies[-1:] or self._last
+        # Trap: a batch may have no readable entry, and a call without copies tells no run. It would
+        # count as a second one, and the repair of an open ledger would begin anew for ever.
+        if not copies:
+            return
+        self._runs.add(await write_copies(self._cluster, self._metadata, self.node, copies))
+        self._last = copies[-1:]
 
     async def is_kept(self) -> bool:
         """Whether the node has not started anew since the first copy: it answers a repeat of the

@@ -12,21 +12,26 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from typing import NamedTuple
+from weakref import WeakSet
 
 from cordwood.client.cluster import Cluster
+from cordwood.client.ledgers.entry_check import check_limits
 from cordwood.client.ledgers.ledger_check import LedgerChecking
 from cordwood.client.ledgers.ledger_following import Paged
 from cordwood.client.ledgers.ledger_metadata_calls import LedgerMetadataCalls
 from cordwood.client.ledgers.ledger_nodes import ask_node, ask_together
 from cordwood.client.ledgers.ledger_recovering import recover
-from cordwood.client.ledgers.ledger_repair import LedgerRepair, OnProgress
+from cordwood.client.ledgers.ledger_repair import LedgerRepair, OnProgress, OnUnreadable
 from cordwood.client.ledgers.ledger_tiering import LedgerTiering, TieredLedger
 from cordwood.client.ledgers.readable_ledger import ReadableLedger
+from cordwood.client.ledgers.unclaimed_ledgers import UnclaimedLedgers
 from cordwood.client.ledgers.writable_ledger import WritableLedger
+from cordwood.client.ledgers.writer_ticks import WriterTicks
 from cordwood.errors import (
     AccessDenied,
     BadSetting,
     CordwoodError,
+    LedgerExists,
     LedgerFenced,
     Malformed,
     Overloaded,
@@ -46,16 +51,11 @@ from cordwood.ledger import (
     Striping,
     Versioned,
 )
-from cordwood.nodes import Member, NodeId
+from cordwood.nodes import NodeId
 from cordwood.protocol.ledger_check import LedgerCheck
 from cordwood.protocol.ledger_writer import WriterLimits
 from cordwood.quorum.authority import REBUILT
-from cordwood.quorum.ensemble_choice import (
-    ANYWHERE,
-    DOMAINS_MIN,
-    Placement,
-    windows_in_one,
-)
+from cordwood.quorum.ensemble_choice import ANYWHERE, Placement
 from cordwood.settings import ClientSettings
 from cordwood.tier.patient_store import PatientStore
 
@@ -81,7 +81,8 @@ class UnderReplicated(NamedTuple):
     """A ledger that lacks copies.
 
     Attributes:
-        nodes: lost nodes that the ledger named when it was checked.
+        nodes: lost nodes that the ledger named when it was checked. If it lacks only entries
+            without a readable copy: lost nodes that may have one, if they come back.
         since_us: time of that check, in microseconds of the Unix epoch.
     """
 
@@ -111,7 +112,10 @@ class Ledgers:
         self._settings = settings
         self._tasks = tasks
         self._calls = LedgerMetadataCalls(cluster, host, settings.timeout_s)
-        self._writers: list[WritableLedger] = []
+        self._unclaimed = UnclaimedLedgers(self._calls, tasks)
+        self._ticks = WriterTicks(tasks)
+        # A writer that its caller drops is not kept.
+        self._writers: WeakSet[WritableLedger] = WeakSet()
 
     async def create(
         self,
@@ -133,29 +137,33 @@ class Ledgers:
         Args:
             ensemble, write, ack: E nodes keep the ledger, each entry goes to Qw of them, and is
                 acknowledged when Qa have it on their disks. With `limits.defers_sync` it is
-                acknowledged when Qa have it, and confirmed with the next `force`. digest: the
-                checksum of entries: `crc32c`, `crc32`, `hmac_sha1` (with the password) or `dummy`.
-                password: a client must know it to open the ledger. custom: names and values that
-                stay with the ledger; they never change. ledger: an id of the caller's choice; None
-                allots one. shrinks: whether fewer than E nodes are enough, but at least Qw.
+                acknowledged when Qa have it, and confirmed with the next `force`.
+            digest: the checksum of entries: `crc32c`, `crc32`, `hmac_sha1` (with the password) or
+                `dummy`.
+            password: a client must know it to open the ledger.
+            custom: names and values that stay with the ledger; they never change.
+            ledger: an id of the caller's choice; None allots one.
+            shrinks: whether fewer than E nodes are enough, but at least Qw.
             limits: of the writer; see `protocol.ledger_writer`.
             placement: of its nodes; see `quorum.ensemble_choice`. Repairs keep to it. Recoveries
-                keep to its scope if they can; for them, ending the ledger is more important. tier:
-                whether nodes move it to main storage by themselves after it is closed.
+                keep to its scope if they can; for them, ending the ledger is more important.
+            tier: whether nodes move it to main storage by themselves after it is closed.
 
                 Raises:
-                    BadSetting: an impossible striping, digest or id; or password and custom values
-                        have more than 500,000 bytes together.
+                    BadSetting: an impossible striping, digest, id or bound; or password and custom
+                        values have more than 500,000 bytes together.
                     LedgerExists: another ledger has the id, or had it and was deleted.
                     TooFewNodes: fewer than E nodes take entries, or none that satisfy the
                         placement.
-                    Unreachable, Overloaded: the ledger was not made within the client's timeout.
+                    Unreachable, Overloaded: no node answered within the client's timeout. The
+                        error names the id of a ledger that may be made all the same.
         """
-        chosen = limits or WriterLimits()
+        chosen = WriterLimits() if limits is None else limits
+        check_limits(chosen)
+        deadline = asyncio.get_running_loop().time() + self._settings.timeout_s
         if ledger is not None and not 0 <= ledger <= LEDGER_MAX:
             raise BadSetting(f"ledger {ledger}: ids go from 0 to {LEDGER_MAX}")
         kind = _digest(digest)
-        deadline = asyncio.get_running_loop().time() + self._settings.timeout_s
         _check_striping(ensemble, write, ack)
         nodes = await self._choose(ensemble, write if shrinks else ensemble, write, placement)
         creator = self._host.random.getrandbits(62) + 1
@@ -170,20 +178,58 @@ class Ledgers:
             read_ledger(pack_ledger(metadata, CREATED_BYTES_MAX))
         except (ValueError, TypeError, Malformed) as error:
             raise BadSetting(f"no ledger is made so: {error}") from None
+        held = await self._make(ledger, metadata, deadline)
+        made = WritableLedger(
+            held, self._calls, self._cluster, self._tasks, self._ticks, chosen,
+            self._settings.timeout_s, placement,
+        )  # fmt: skip
+        self._writers.add(made)
+        return made
+
+    async def _make(
+        self, ledger: int | None, metadata: LedgerMetadata, deadline: float
+    ) -> Versioned:
+        """Make a ledger with this id, or with an id that no client has chosen.
+
+        After a lost answer the same id is asked for again. An id that the answer allots together
+        with the creation would be lost with it, and the ledger would stay open for ever.
+
+        Args:
+            deadline: of all tries together, by the loop's clock. Trap: a caller without a loop
+                waits little longer, and would not hear of the id.
+        """
+        loop = asyncio.get_running_loop()
+
+        def left_s() -> float:
+            return max(CREATE_AGAIN_S, deadline - loop.time())
+
+        number = ledger
         while True:
             try:
-                held = await self._calls.create(-1 if ledger is None else ledger, metadata)
-                break
-            except (Unreachable, Overloaded):
-                if asyncio.get_running_loop().time() + CREATE_AGAIN_S >= deadline:
+                if number is None:
+                    number = await self._calls.allot(timeout_s=left_s())
+                return await self._calls.create(number, metadata, timeout_s=left_s())
+            except asyncio.CancelledError:
+                if ledger is None and number is not None:
+                    self._unclaimed.delete_soon(number, metadata.creator)
+                raise
+            except LedgerExists:
+                if ledger is not None:
                     raise
+                number = None  # another client chose it
+                if loop.time() >= deadline:
+                    raise Overloaded(
+                        "all ids that were allotted in time are taken; ask again"
+                    ) from None
+            except (Unreachable, Overloaded) as error:
+                if loop.time() + CREATE_AGAIN_S >= deadline:
+                    if number is None:
+                        raise
+                    raise type(error)(
+                        f"{error}; ledger {number} may be made all the same: delete it, or open it "
+                        "with recovery"
+                    ) from error
                 await asyncio.sleep(CREATE_AGAIN_S)
-        made = WritableLedger(
-            held, self._calls, self._cluster, self._tasks, chosen, self._settings.timeout_s,
-            placement,
-        )  # fmt: skip
-        self._writers = [each for each in self._writers if not each.is_ended] + [made]
-        return made
 
     async def _choose(
         self, count: int, least: int, write: int, placement: Placement
@@ -215,7 +261,7 @@ class Ledgers:
             UnknownLedger: there is none of this id.
             AccessDenied: it has another password.
             Undecided: it cannot be recovered, because too many of its nodes are down. A recovery
-            that comes further is not given up.
+                that comes further is not given up.
             Unreachable, Overloaded: the metadata store did not answer.
         """
         if recovery:
@@ -258,7 +304,10 @@ class Ledgers:
         Raises:
             UnknownLedger, AccessDenied: see `open`.
             LedgerFenced: the ledger is closed, so it has no writer.
+            Unreachable, Overloaded: the metadata store did not answer, or took no change in time.
+                No node is fenced; the writer may be shut out later all the same. Call again.
         """
+        deadline = asyncio.get_running_loop().time() + self._settings.timeout_s
         held = await self._calls.get(ledger)
         metadata = held.metadata
         if metadata.password != password:
@@ -267,8 +316,14 @@ class Ledgers:
             if metadata.state is LedgerState.CLOSED:
                 raise LedgerFenced(f"ledger {ledger} is closed already: it takes no more entries")
             # Before the nodes; otherwise the writer would replace the fenced nodes.
-            held, _ = await self._calls.set(held.version, metadata.recovering())
+            held, is_written = await self._calls.set(held.version, metadata.recovering())
             metadata = held.metadata
+            # Race: the metadata store answers, and takes no change, as on a full disk.
+            if not is_written and asyncio.get_running_loop().time() >= deadline:
+                raise Overloaded(
+                    f"the metadata of ledger {ledger} could not be changed in time: no node is "
+                    "fenced; ask again"
+                )
         nodes = metadata.newest.nodes
         told = await ask_together(self._is_fenced(metadata, node, fence=True) for node in nodes)
         return dict(zip(nodes, told, strict=True))
@@ -307,8 +362,10 @@ class Ledgers:
         *,
         nodes: Collection[int] = (),
         refills: Collection[int] = (),
+        avoids: Collection[int] = (),
         older: bool = False,
         on_progress: OnProgress | None = None,
+        on_unreadable: OnUnreadable | None = None,
     ) -> dict[int, int]:
         """Make new copies of lost nodes' entries of a closed ledger, on other nodes.
 
@@ -319,17 +376,24 @@ class Ledgers:
                 whose data is reported gone or elsewhere (`cordwood nodes status`).
             refills: nodes of these that are back with empty disks. If no other node takes their
                 entries, the entries are written to these nodes again.
+            avoids: other nodes that take no copies, because they are drained. Nodes of `nodes` take
+                none either: such a node may be up.
             older: whether a ledger that is not closed is repaired, too: all its fragments before
                 the last one. Its writer goes on, and the last fragment is left to it.
             on_progress: called with the number of copies made so far.
+            on_unreadable: awaited before another node is named in place of the lost one, with the
+                first 257 entries that are passed over because no node has a readable copy, and with
+                lost nodes that may still have them.
 
         Returns:
             By lost node of this ledger, the node that keeps its entries now.
         Raises:
             UnknownLedger, AccessDenied: see `open`.
             Rejected: the ledger is not closed, or another client changed it meanwhile; the call may
-            be repeated. TooFewNodes: no other node takes entries. Unreachable: an entry has no
-            readable copy.
+                be repeated.
+            TooFewNodes: no other node takes the entries of some lost node.
+            Unreachable: a node that may have the last copy of an entry does not answer. Or, without
+                `on_unreadable`, entries have no readable copy: no other node is named for these.
         """
         await self._cluster.refresh_members(timeout_s=self._settings.timeout_s)
         members = self._cluster.members
@@ -340,8 +404,9 @@ class Ledgers:
 
         opened = await self.open(ledger, password)
         repair = LedgerRepair(
-            opened, self._calls, self._cluster, is_lost, refills, on_progress, older=older
-        )
+            opened, self._calls, self._cluster, is_lost, refills, on_progress, older=older,
+            avoids={*avoids, *nodes}, on_unreadable=on_unreadable,
+        )  # fmt: skip
         await repair.run()
         return repair.moved
 
@@ -352,7 +417,8 @@ class Ledgers:
 
         Raises:
             UnknownLedger, AccessDenied: see `open`.
-            Rejected: the ledger is not closed. Fenced: another client began to move it meanwhile.
+            Rejected: the ledger is not closed.
+            Fenced: another client began to move it meanwhile.
             BadSetting: the cluster has no main storage, or the store belongs to another cluster.
             Corrupt: the store does not give back the bytes that were put. OutcomeUnknown,
             Retryable: nodes or the store do not answer; the call may be repeated.
@@ -369,6 +435,8 @@ class Ledgers:
         share: float = 1.0,
         fills: bool = False,
         settled: bool = False,
+        entries: Collection[int] | None = None,
+        turn: tuple[int, int] | None = None,
         on_progress: OnProgress | None = None,
     ) -> LedgerCheck:
         """Ask the nodes of a ledger for their copies, and report missing and damaged copies.
@@ -380,6 +448,9 @@ class Ledgers:
                 which nodes let go of, nor for the last fragment of a ledger that is not closed.
             settled: whether to leave out the last fragment of a ledger that is not closed. Its
                 nodes are then not asked for the LAC.
+            entries: the only entries to check; None for those that `share` and `turn` give.
+            turn: k and n, to check also the k-th of n runs of the entries between the ends, with k
+                from 0 on: n turns check all entries. Not for a ledger in main storage.
             on_progress: called with the number of entries checked so far.
         Raises:
             BadSetting: a share below 0 or above 1.
@@ -390,26 +461,10 @@ class Ledgers:
             raise BadSetting(f"a share of {share:g} of the entries; it goes from 0 to 1")
         await self._cluster.refresh_members(timeout_s=self._settings.timeout_s)
         opened = await self.open(ledger, password)
-        check = await LedgerChecking(
+        return await LedgerChecking(
             opened, self._cluster, self._host.random, share=share, fills=fills, settled=settled,
-            on_progress=on_progress or _nothing,
+            entries=entries, turn=turn, on_progress=on_progress or _nothing,
         ).run()  # fmt: skip
-        check.narrow = self._narrow(opened.metadata)
-        return check
-
-    def _narrow(self, metadata: LedgerMetadata) -> list[int]:
-        """First entries of the fragments with entries in only one domain of the ledger's scope."""
-        if metadata.is_tiered:
-            return []  # it is only in main storage, or soon will be
-        members = self._cluster.members
-        if len({member.domain(metadata.scope) for member in members.values()}) < DOMAINS_MIN:
-            return []  # no choice would be better
-        write, found = metadata.striping.write, []
-        for each in metadata.fragments:
-            known = [members.get(NodeId(n)) or Member(NodeId(n), "") for n in each.nodes]
-            if windows_in_one(known, write, metadata.scope):
-                found.append(each.first)
-        return found
 
     async def metadata(self, ledger: int) -> LedgerMetadata:
         """The metadata of a ledger: striping, fragments, state, end, custom values.
@@ -423,7 +478,9 @@ class Ledgers:
     async def delete(self, ledger: int) -> None:
         """Delete a ledger in any state. A missing ledger counts as deleted.
 
-        Readers and a writer that have it open fail at their next call. Nodes free its space later.
+        Nodes find the deletion within about ten minutes, and free the space. Until then readers and
+        a writer that have it open may go on: entries that are acknowledged meanwhile go with the
+        ledger. Shut the writer out before, with `fence`.
 
         Raises:
             Unreachable, Overloaded: it may be deleted; call again.
@@ -484,10 +541,11 @@ class Ledgers:
         """All ledgers that lack copies, read page by page; see `list`."""
         return Paged(self.under_replicated_page, _ledger_of, -1)
 
-    def end(self) -> None:
+    async def end(self) -> None:
         """The client closes: ledgers with an open writer are left to a recovery."""
-        for writer in self._writers:
+        for writer in sorted(self._writers, key=lambda each: each.ledger_id):
             writer.abandon()
+        await self._unclaimed.end()
 
 
 def _itself(ledger: int) -> int:

@@ -71,7 +71,8 @@ class LedgerEntry(NamedTuple):
     """An entry of a ledger.
 
     Attributes:
-        payload: the added bytes. length: bytes of all payloads up to and including this one.
+        payload: the added bytes.
+        length: bytes of all payloads up to and including this one.
     """
 
     ledger: int
@@ -167,6 +168,9 @@ class ReadableLedger:
         self._held = held
         if held.metadata.state is LedgerState.CLOSED:
             self.last_add_confirmed = held.metadata.last
+        else:
+            # The nodes of the newest fragment may be down, or may have heard no LAC yet.
+            self._raise_to_settled()
 
     # Reading.
 
@@ -174,8 +178,8 @@ class ReadableLedger:
         """Entries `first` to `last`, both included, all of them confirmed.
 
         Raises:
-            BadSetting: an impossible range. NoEntry: `last` is not confirmed, as far as this reader
-            knows.
+            BadSetting: an impossible range.
+            NoEntry: `last` is not confirmed, as far as this reader knows.
             Unreachable: an entry's nodes did not answer in time.
         """
         self._check_confirmed(first, last)
@@ -185,11 +189,19 @@ class ReadableLedger:
         """As `read`, for entries that may not be confirmed, and may never be.
 
         Raises:
-            NoEntry: a node that should have one of them does not, and no other node has it.
+            NoEntry: a node that should have one of them does not, and no other node has it. Or the
+                ledger is closed, as far as this reader knows, and `last` is behind its end.
             UnknownLedger: the ledger was deleted.
             BadSetting, Unreachable: see `read`.
         """
         self._check_range(first, last)
+        # Trap: nodes may keep a copy of an entry that was never acknowledged, and that the recovery
+        # did not find.
+        if self.is_closed and last > self.last_add_confirmed:
+            raise NoEntry(
+                f"ledger {self.ledger_id} has no entry {last}: it was closed with "
+                f"{self.last_add_confirmed} as its last"
+            )
         return await self._read_range(first, last)
 
     async def read_batch(
@@ -287,16 +299,20 @@ class ReadableLedger:
                 f"one that is, is {self.last_add_confirmed}"
             )
 
-    async def copies(self, entries: Sequence[int]) -> list[EntryItem]:
+    async def copies(
+        self, entries: Sequence[int], *, timeout_s: float | None = None
+    ) -> list[EntryItem]:
         """Entries as nodes keep them, each checked, for writing them elsewhere.
 
+        Args:
+            timeout_s: after this time no node is asked again; None for the client's timeout.
         Returns:
             The first entries, of about BATCH_BYTES, or all.
 
         Raises:
             Unreachable: an entry's nodes did not answer in time.
         """
-        reading = EntryReading(self, entries)
+        reading = EntryReading(self, entries, timeout_s)
         return [reading.items[each.entry] for each in await reading.run(BATCH_BYTES)]
 
     async def _stored_copies(self, entries: Sequence[int]) -> list[EntryItem]:
@@ -349,8 +365,6 @@ class ReadableLedger:
             replies = await ask_together(self._ask_lac(node, 0.0) for node in nodes)
             heard = {place for place, reply in enumerate(replies) if is_known(reply)}
             self._take(replies)
-            # Entries below the newest fragment were confirmed when it began.
-            self._raise_to(self.metadata.newest.first - 1)
             if covers(heard, striping):
                 return self.last_add_confirmed
             if asyncio.get_running_loop().time() + AGAIN_S >= deadline:
@@ -432,6 +446,11 @@ class ReadableLedger:
     def _raise_to(self, lac: int) -> None:
         if not self.is_closed:
             self.last_add_confirmed = max(self.last_add_confirmed, lac)
+
+    def _raise_to_settled(self) -> None:
+        """Count the entries of settled fragments as confirmed: they were acknowledged, whether or
+        not a node has told a LAC."""
+        self._raise_to(self.metadata.settled_last)
 
     # Nodes.
 

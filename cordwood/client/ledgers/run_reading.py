@@ -1,8 +1,8 @@
-"""Reads many entries in few answers: one run from one node, or a run of each write set.
+"""Reads many entries with few calls: one run from one node, or one run from each write set.
 
-Where every node has every entry, one node gives all of them. In a striped ledger no node has two
-entries that follow, or few: one node of each write set gives the entries of that set, all at the
-same time, and they are put in order here.
+Where every node has every entry, one node gives all of them. In a striped ledger a node has no, or
+few, consecutive entries. So one node of each write set is asked for the entries of that set, all at
+the same time, and this module puts the entries in order.
 
 Source: docs/protocol/ledgers.md, rule 28.
 """
@@ -64,7 +64,7 @@ def interleaved(parts: Sequence[Opened], step: int, count: int) -> Opened:
         parts: each has every `step`-th entry, beginning with the first, the second and so on.
         count: the number of requested entries.
     """
-    # Trap: what other parts have above a missing entry must not take its number.
+    # Trap: an entry of another part above a missing entry must not get the missing entry's number.
     whole = min(count, *(len(part.payloads) * step + at for at, part in enumerate(parts)))
     payloads, lengths = [b""] * whole, [0] * whole
     for at, part in enumerate(parts):

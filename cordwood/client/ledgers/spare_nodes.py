@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from cordwood.client.cluster import Cluster
 from cordwood.client.ledgers.ledger_metadata_calls import LedgerMetadataCalls
 from cordwood.errors import CordwoodError, TooFewNodes
+from cordwood.protocol.ledger_effects import Refusal
 from cordwood.quorum.ensemble_choice import Placement
 
 logger = logging.getLogger(__name__)
@@ -51,9 +52,26 @@ class SpareNodes:
             await asyncio.sleep(PICK_AGAIN_S)
         return picked
 
+    def weighed(self, refusal: Refusal, node: int, ensemble: Sequence[int]) -> Refusal:
+        """A member's refusal as the writer is to take it: READ_ONLY if the member is to be replaced
+        although the others have a quorum."""
+        if refusal is Refusal.FAILED and self._calls.is_lost(node):
+            # With delayed change the writer would keep it, until a recovery shuts the writer out.
+            refusal = Refusal.READ_ONLY
+        if refusal is Refusal.READ_ONLY and not self._has_for(node, ensemble):
+            # The ledger would be closed for want of another node.
+            return Refusal.FAILED
+        return refusal
+
+    def _has_for(self, node: int, ensemble: Sequence[int]) -> bool:
+        """Whether another node may take the place of a member, by the ledger's placement too."""
+        ring = [None if each == node else each for each in ensemble]
+        return self._calls.may_choose(ring, self._write, taken=ensemble, placement=self._placement)
+
     async def _picked(self, places: Sequence[int], taken: Sequence[int]) -> dict[int, int]:
-        for count in range(len(places), 0, -1):
-            some = places[:count]
+        # An enforced placement may allow another node in some of the places only.
+        alone = [[place] for place in places]
+        for some in (*(places[:count] for count in range(len(places), 1, -1)), *alone):
             ring = [None if place in some else node for place, node in enumerate(taken)]
             try:
                 nodes = await self._calls.choose(

@@ -22,6 +22,14 @@ from cordwood.client.ledgers.entry_check import check_id, check_payload, payload
 from cordwood.client.ledgers.entry_outbox import ADD_S, EntryOutbox
 from cordwood.client.ledgers.ledger_metadata_calls import LedgerMetadataCalls
 from cordwood.client.ledgers.spare_nodes import SpareNodes
+from cordwood.client.ledgers.writer_end import (
+    SHUT_OUT,
+    close_error,
+    entry_error,
+    retrieved,
+    settle,
+)
+from cordwood.client.ledgers.writer_ticks import WriterTicks
 from cordwood.errors import (
     BadSetting,
     Closed,
@@ -29,9 +37,7 @@ from cordwood.errors import (
     LedgerFenced,
     OutcomeUnknown,
     Overloaded,
-    TooFewNodes,
     UnknownLedger,
-    Unreachable,
 )
 from cordwood.layout.ledger_entry import EntrySeal, ledger_key_of
 from cordwood.layout.message_ledgers import EntryItem, ForceEntries, TellLac
@@ -42,20 +48,11 @@ from cordwood.quorum.ensemble_choice import ANYWHERE, Placement
 
 logger = logging.getLogger(__name__)
 
-TICK_S = 0.1
-"""Pause between two checks whether the LAC must be sent: a reader of a quiet ledger is this
-late."""
-
-AGAIN_S = 0.2
-"""Pause before metadata is written again if the metadata store does not answer."""
-
 AHEAD_MAX = 10_000
 """Most entries that wait for lower ids; see `WritableLedger.write`."""
 
 AHEAD_BYTES = 64 << 20
-"""Most bytes of their payloads. The next entry in order is always taken: the others wait for it."""
-
-_SHUT_OUT = (End.FENCED, End.CLOSED_BY_OTHER)
+"""Most bytes of these payloads. The next entry in order is always taken: the others wait for it."""
 
 
 class WritableLedger:
@@ -71,6 +68,7 @@ class WritableLedger:
         calls: LedgerMetadataCalls,
         cluster: Cluster,
         tasks: asyncio.TaskGroup,
+        ticks: WriterTicks,
         limits: WriterLimits,
         timeout_s: float,
         placement: Placement = ANYWHERE,
@@ -81,6 +79,8 @@ class WritableLedger:
         self._calls = calls
         self._cluster = cluster
         self._tasks = tasks
+        self._ticks = ticks
+        self._lac_at_tick = self._writer.lac
         self._loop = asyncio.get_running_loop()
         self._spares = SpareNodes(calls, cluster, metadata.striping.write, placement)
         self._timeout_s = timeout_s
@@ -109,7 +109,6 @@ class WritableLedger:
         self._ended = asyncio.Event()
         self._end: End | None = None
         self._why = "a recovery has shut this writer out"
-        self._ticker = tasks.create_task(self._tick())
 
     async def __aenter__(self) -> WritableLedger:
         return self
@@ -120,9 +119,10 @@ class WritableLedger:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        # After an error in the `with` block, the ledger is left to a recovery.
         if error is None:
             await self.close()
+        else:
+            self.abandon()  # the ledger is left to a recovery
 
     @property
     def metadata(self) -> LedgerMetadata:
@@ -164,10 +164,11 @@ class WritableLedger:
         is on the disks, and readers see it, after the next `force`.
 
         Raises:
-            RecordTooLarge: the entry is over 3 MiB. LedgerFenced, Closed: the ledger takes no
-            entries; this one is not stored. OutcomeUnknown: the entry may be in the ledger or not:
-            recover the ledger and read. TooFewNodes, Unreachable: nodes failed and there are no
-            others. The ledger was closed before this entry, which is not stored.
+            RecordTooLarge: the entry is over 3 MiB.
+            LedgerFenced, Closed: the ledger takes no entries; this one is not stored.
+            OutcomeUnknown: the entry may be in the ledger or not: recover the ledger and read.
+            TooFewNodes, Unreachable: nodes failed and there are no others. The ledger was closed
+                before this entry, which is not stored.
         """
         await self.wait_room()
         return await self._until_acked(self.append_nowait(payload))
@@ -200,7 +201,7 @@ class WritableLedger:
                 futures.append(self.append_nowait(payload))
         except BaseException:
             for future in futures:
-                future.add_done_callback(_retrieved)
+                future.add_done_callback(retrieved)
             raise
         told = await asyncio.gather(*map(self._until_acked, futures), return_exceptions=True)
         ids: list[int] = []
@@ -217,8 +218,8 @@ class WritableLedger:
         is never written holds all higher entries back; the ledger then ends below it.
 
         Raises:
-            BadSetting: the id was written already, or no entry can have it. Overloaded: too many
-            entries wait for lower ids; this one is not stored.
+            BadSetting: the id was written already, or no entry can have it.
+            Overloaded: too many entries wait for lower ids; this one is not stored.
             CordwoodError: see `append`.
         """
         self._check(payload)
@@ -272,9 +273,10 @@ class WritableLedger:
         twice is harmless.
 
         Raises:
-            Unreachable: the ledger is closed, and entries that no force had confirmed are not in
-                it.
-            LedgerFenced: a recovery has ended it, or is about to.
+            Unreachable: the ledger is closed, and acknowledged entries that no force had confirmed
+                are not in it. So does a later call.
+            LedgerFenced: a recovery has ended it, or is about to. Or a node refused the writer, and
+                the ledger is left to a recovery.
             OutcomeUnknown: the metadata store does not tell whether it is closed.
         """
         self._cluster.check_loop()
@@ -282,7 +284,7 @@ class WritableLedger:
             async with asyncio.timeout(self._timeout_s):
                 self._hand_over()
                 # Calls that wait for room came before this one: all may be acknowledged at once.
-                while (self._acks or self._new or self._waiting) and self._takes_entries():
+                while self._owes_answers() and self._takes_entries():
                     self._progress.clear()
                     await self._progress.wait()
                 await self._force_all()
@@ -293,8 +295,19 @@ class WritableLedger:
             raise OutcomeUnknown(
                 f"it is not known whether ledger {self.ledger_id} is closed: open it with recovery"
             ) from None
-        if self._end in _SHUT_OUT:
+        self._check_end()
+
+    def _owes_answers(self) -> bool:
+        waits = self._waiting or self.last_add_pushed + 1 in self._ahead
+        return bool(self._acks or self._new or waits)
+
+    def _check_end(self) -> None:
+        """Return if the writer closed the ledger with all acknowledged entries in it."""
+        if self._end in SHUT_OUT:
             raise self._refusal()
+        error = close_error(self.ledger_id, self._end, self._writer.head, self._writer.lac)
+        if error is not None:
+            raise error
 
     async def _force_all(self) -> None:
         """Confirm the acknowledged entries, or raise the reason of the ledger's end."""
@@ -302,11 +315,11 @@ class WritableLedger:
             try:
                 await self.force()
             except OutcomeUnknown:
-                if self._end not in _SHUT_OUT:
+                if self._end not in SHUT_OUT:
                     raise
 
     def abandon(self) -> None:
-        """Stop without a close, as a dying writer does; the ledger is left to a recovery.
+        """Stop without a close, like a writer that dies. A recovery then has to end the ledger.
 
         Unacknowledged entries end as OutcomeUnknown.
         """
@@ -321,12 +334,11 @@ class WritableLedger:
             raise self._refusal()
 
     def _takes_entries(self) -> bool:
-        """Whether it is open: the rule is not told of a writer that was given up, nor of a deleted
-        ledger."""
+        """Whether it is open; the rule is not told that a writer was given up."""
         return self._end is None and self._writer.is_open
 
     def _refusal(self) -> CordwoodError:
-        if self._end in _SHUT_OUT:
+        if self._end in SHUT_OUT:
             return LedgerFenced(f"ledger {self.ledger_id}: {self._why}")
         why = "" if self._end in (None, End.CLOSED) else f" ({self._end.value})"
         return Closed(f"ledger {self.ledger_id} is closed{why}")
@@ -357,7 +369,7 @@ class WritableLedger:
         if not self._takes_entries():
             # Race: the writer ended in this tick, after the calls that added these entries.
             for _, future in new:
-                _settle(future, self._refusal())
+                settle(future, self._refusal())
             return
         first, length = writer.pushed + 1, self._length
         effects = writer.on_add([len(payload) for payload, _ in new], self._loop.time())
@@ -422,13 +434,13 @@ class WritableLedger:
             async with asyncio.timeout(self._timeout_s):
                 return await asyncio.shield(future)
         except TimeoutError:
-            future.add_done_callback(_retrieved)
+            future.add_done_callback(retrieved)
             raise OutcomeUnknown(
                 f"ledger {self.ledger_id} did not acknowledge the entry within "
                 f"{self._timeout_s:g} s; it may yet"
             ) from None
         except asyncio.CancelledError:
-            future.add_done_callback(_retrieved)
+            future.add_done_callback(retrieved)
             raise
 
     def _act(self, effects: Sequence[rule.Effect]) -> None:
@@ -436,6 +448,7 @@ class WritableLedger:
         if self._end is not None:
             return  # Race: the writer was abandoned while nodes or the metadata store answered.
         self._room = self._writer.room
+        self._ticks.need(self._tick)
         ended = next((each for each in effects if isinstance(each, rule.Ended)), None)
         items: list[EntryItem] = []
         posted: Sequence[int] = ()
@@ -452,7 +465,7 @@ class WritableLedger:
                 case rule.Failed(entry, outcome):
                     assert ended is not None, "entries fail as the writer ends"
                     self._items.pop(entry, None)
-                    _settle(self._acks.pop(entry), self._error(ended.end, outcome))
+                    settle(self._acks.pop(entry), entry_error(self.ledger_id, ended.end, outcome))
                 case rule.PickNodes(places, taken):
                     self._tasks.create_task(self._pick(places, taken))
                 case rule.WriteMetadata(version, metadata):
@@ -464,7 +477,7 @@ class WritableLedger:
                 case rule.SendForce(force, node):
                     self._tasks.create_task(self._force_node(force, node))
                 case rule.Forced(force, through):
-                    _settle(self._forces.pop(force), through)
+                    settle(self._forces.pop(force), through)
         if self._ahead:
             self._take_ahead()
         self._progress.set()
@@ -478,23 +491,15 @@ class WritableLedger:
             if not future.done():
                 future.set_result(entry)
 
-    def _error(self, end: End, outcome: Outcome) -> CordwoodError:
-        text = f"ledger {self.ledger_id} ended before this entry was acknowledged: {end.value}"
-        if outcome is Outcome.UNKNOWN:
-            return OutcomeUnknown(f"{text}; recover the ledger and read what it has")
-        if end is End.TOO_FEW_NODES:
-            return TooFewNodes(text)
-        return Closed(text) if end in (End.CLOSED, End.TOO_LARGE) else Unreachable(text)
-
     def _finish(self, end: End, why: str = "") -> None:
         if self._end is not None:
             return
         self._end = end
         self._why = why or self._why
-        self._ticker.cancel()
+        self._ticks.forget(self._tick)
         self._outbox.clear()
         for future in self._acks.values():
-            _settle(future, OutcomeUnknown(f"ledger {self.ledger_id}: {why or end.value}"))
+            settle(future, OutcomeUnknown(f"ledger {self.ledger_id}: {why or end.value}"))
         self._acks.clear()
         self._hand_over()
         self._give_up_forces(end)
@@ -504,18 +509,17 @@ class WritableLedger:
         self._ended.set()
 
     def _give_up_forces(self, end: End) -> None:
-        """Entries that no force confirmed are not in a ledger that this writer closed at its
-        LAC."""
-        is_known = end not in (*_SHUT_OUT, End.DENIED)
+        """Entries that no force confirmed are not in a ledger that was closed at its LAC."""
+        is_known = end not in (*SHUT_OUT, End.DENIED)
         outcome = Outcome.NOT_STORED if is_known else Outcome.UNKNOWN
         forces, self._forces = self._forces, {}
         for future in forces.values():
-            _settle(future, self._error(end, outcome))
+            settle(future, entry_error(self.ledger_id, end, outcome))
 
     def _give_up_ahead(self) -> None:
         ahead, self._ahead, self._ahead_bytes = self._ahead, {}, 0
         for _, future in ahead.values():
-            _settle(future, Closed(f"ledger {self.ledger_id} ended below this entry"))
+            settle(future, Closed(f"ledger {self.ledger_id} ended below this entry"))
 
     # To nodes.
 
@@ -533,6 +537,7 @@ class WritableLedger:
         if refusal is None:
             effects += self._writer.on_stored(node, *(item.entry for item in items), run=run)
         else:
+            refusal = self._spares.weighed(refusal, node, self._writer.ensemble)
             # Entries that wait for this node would get the same answer.
             for item in items + self._outbox.drop(node):
                 effects += self._writer.on_failed(item.entry, node, refusal)
@@ -550,14 +555,18 @@ class WritableLedger:
 
     async def _tell_lac(self, node: int, lac: int) -> None:
         call = TellLac(self.ledger_id, self._key, lac)
-        if not await tell_lac(self._cluster, node, call, timeout_s=ADD_S):
+        if not await tell_lac(self._cluster, node, call, timeout_s=ADD_S) and self._end is None:
             self._writer.on_lac_failed(node, lac)
+            self._ticks.need(self._tick)
 
-    async def _tick(self) -> None:
-        while self._end is None:
-            await asyncio.sleep(TICK_S)
-            self._act(self._writer.on_lac_tick())
-            self._act(self._writer.on_time(asyncio.get_running_loop().time()))
+    def _tick(self) -> bool:
+        """Tell the LAC if it is time to. Returns whether another tick is needed: the LAC moves, it
+        was just told, or entries wait for their quorum."""
+        effects = self._writer.on_lac_tick() + self._writer.on_time(self._loop.time())
+        before, self._lac_at_tick = self._lac_at_tick, self._writer.lac
+        self._act(effects)
+        is_still = before == self._lac_at_tick and not effects and not self._acks
+        return self._end is None and not is_still
 
     # Metadata.
 
@@ -567,33 +576,16 @@ class WritableLedger:
             self._act(self._writer.on_nodes_picked(picked))
 
     async def _write_metadata(self, version: int, metadata: LedgerMetadata) -> None:
-        while self._end is None:
-            try:
-                held, is_written = await self._calls.set(version, metadata)
-            except UnknownLedger:
-                self._finish(End.FENCED, "it was deleted")
-                return
-            except CordwoodError as error:
-                logger.info("metadata of ledger %d is not written yet: %s", self.ledger_id, error)
-                await asyncio.sleep(AGAIN_S)
-                continue
+        try:
+            held, is_written = await self._calls.set_again(
+                version, metadata, lambda: self._end is None
+            )
+        except UnknownLedger:
+            self._finish(End.FENCED, "it was deleted")
+        except CordwoodError as error:
+            self._finish(End.FENCED, f"its metadata cannot be changed: {error}")
+        else:
             if is_written:
                 self._act(self._writer.on_metadata_written(held.version))
             else:
                 self._act(self._writer.on_metadata_found(held))
-            return
-
-
-def _settle(future: asyncio.Future[int], outcome: int | CordwoodError) -> None:
-    if future.done():
-        return
-    if isinstance(outcome, int):
-        future.set_result(outcome)
-    else:
-        future.set_exception(outcome)
-
-
-def _retrieved(future: asyncio.Future[int]) -> None:
-    """Mark its error as read, because its caller has given up."""
-    if not future.cancelled():
-        future.exception()

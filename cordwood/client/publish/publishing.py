@@ -1,14 +1,13 @@
 """Publishing: a query's batch of staged blocks goes into its logs, once, even if clients fail.
 
-`protocol.publishing` has the rules, the metadata store the query's entry. This is the client
-that goes through them: take an attempt, pin on every copy, commit; then, for each log, read
-the staged bodies and append *copies* of them as one atomic group of the query's producer (a
-sequencer that binds LSNs to the staged bodies would save the way; docs/design.md §9 allows both);
-then mark it as done. If this client dies after the commit, the next publisher of the query does
-the rest.
+`protocol.publishing` has the rules, the metadata store the query's entry. This is the client that
+goes through them: take an attempt, pin on every copy, commit; then, for each log, read the staged
+bodies and append *copies* of them as one atomic group of the query's producer (a sequencer could
+bind LSNs to the staged bodies and save this copy; docs/design.md §9 allows both); then mark it as
+done. If this client dies after the commit, the next publisher of the query does the rest.
 
-A pin has to hold on all copies, so that any copy will do after the commit. If a node with a copy is
-down, nothing is committed, and the caller stages again.
+A pin has to hold on all copies, so that the client can read any copy after the commit. If a node
+with a copy is down, nothing is committed, and the caller stages again.
 
 Source: docs/design.md §9; docs/sources/spark.md §8.
 """
@@ -35,6 +34,7 @@ from cordwood.errors import (
     BadSetting,
     Closed,
     Fenced,
+    Malformed,
     Misplaced,
     OutcomeUnknown,
     OutOfSequence,
@@ -70,7 +70,8 @@ CALL_S = 5.0
 """How long one node may take for one question."""
 
 ATTEMPTS_MAX = 3
-"""Attempts of one call that others overtook: two publishers must not go on so for ever."""
+"""The most attempts of one call, if other publishers overtake them: two publishers must not
+overtake each other for ever."""
 
 READS_AT_ONCE = 8
 """Staged bodies read at a time."""
@@ -91,14 +92,15 @@ QUERY_CHARS_MAX = 255
 
 @dataclass(frozen=True, slots=True)
 class Published:
-    """A batch that its logs hold.
+    """A batch that is in its logs.
 
     Attributes:
-        spans: by log, first and last LSN; empty for logs that it brought nothing, and for a
-            batch before the last one, of which nothing is remembered. Records of others may
-            stand between the groups of a batch that came in several; if its first ones were
-            stored by another client, the span begins with the first group that the log remembers.
-        is_repeat: it was committed before this call, so what this call gave was not used.
+        spans: by log, first and last LSN. Logs without records of the batch are left out. It is
+            empty for a batch before the last one, of which no spans are kept. If a batch came in
+            several groups, records of other callers may stand between them. If another client
+            stored the first groups, the span begins with the first group that the log remembers.
+        is_repeat: whether it was committed before this call, so that the references of this call
+            were not used.
     """
 
     query: str
@@ -190,7 +192,7 @@ class Publisher:
         *,
         is_repeat: bool,
     ) -> Published:
-        """This batch or a later batch is committed: see that it is in its logs."""
+        """Make sure that a batch is in its logs. This batch or a later batch is committed."""
         with _unknown_from_here(query, batch, is_committed=True):
             known = await self.roll_forward(query, known, own)
         if batch < known.batch:
@@ -240,6 +242,13 @@ class Publisher:
         for share in gone:
             if share.log in there:
                 check_write_token(there[share.log], self._settings.write_tokens)
+            elif share.log in reply.unread_logs:
+                # Not deleted: nothing is known of it, so the batch waits. The others go nowhere
+                # without it.
+                raise Malformed(
+                    f"{share.name} (log number {share.log}) has an entry in the metadata store "
+                    "that cannot be read: nothing is published. Publish again once it can be read"
+                )
             else:
                 self._cluster.forget_log(share.name)
                 raise UnknownLog(
@@ -252,7 +261,8 @@ class Publisher:
     async def roll_forward(
         self, query: str, known: PublicationReply, own: _OwnCommit | None = None
     ) -> PublicationReply:
-        """See that the last commit is in its logs; others may do so at the same time.
+        """Make sure that the last commit is in its logs. Other publishers may do the same at the
+        same time.
 
         Args:
             own: the commit that this call made a moment ago. Any other batch may have been appended
@@ -290,7 +300,7 @@ class Publisher:
     async def append_share(
         self, query: str, known: PublicationReply, share: LogBlocks, late_at: float = 0.0
     ) -> tuple[int, int] | None:
-        """Append one log's share; where it stands, None if the log is gone.
+        """Append one log's share. Returns its first and last LSN, or None if the log is gone.
 
         It is one atomic group, or several in order if one does not hold it. Sequences tell which
         records are stored, so the groups of an earlier try do not matter.
@@ -356,7 +366,7 @@ class Publisher:
         sequence: int,
         late_at: float,
     ) -> int:
-        """Append blocks as one group; its first LSN."""
+        """Append blocks as one group. Returns its first LSN."""
         parts = await self._read(blocks)
         check_group(parts)
         producer = QueryProducer(known.producer, known.commits, {share.log: sequence}, late_at)
@@ -383,7 +393,7 @@ class Publisher:
 _STUCK = (
     ProducerFenced, StageExpired, RecordTooLarge, OutOfSequence, UnknownProducer
 )  # fmt: skip
-"""Answers to a commit's appends that asking again does not change."""
+"""Errors of a commit's appends that a further try does not change."""
 
 
 @contextmanager
@@ -429,7 +439,7 @@ def _shares(refs: Sequence[StagedRef | Mapping[str, Any]]) -> list[LogBlocks]:
 
 
 def _told_apart(shares: list[LogBlocks], names: Mapping[int, str]) -> list[LogBlocks]:
-    """Shares with one name get the names that their logs have now.
+    """Give shares that have the same name the present names of their logs.
 
     A third share may have one of these present names. Then it gets its own present name too, and so
     on: no two logs have one name now.
@@ -450,7 +460,7 @@ def _told_apart(shares: list[LogBlocks], names: Mapping[int, str]) -> list[LogBl
 
 
 def _check_shares(shares: Sequence[LogBlocks], group_bytes_max: int, *, whole: bool) -> None:
-    """Refuse what no sequencer would take, before it is committed.
+    """Refuse a batch that no sequencer would take, before it is committed.
 
     Raises:
         RecordTooLarge: the text says what and how much.
@@ -482,7 +492,7 @@ def _blocks_of(records: Sequence[int], at: int, count: int) -> int:
 
 
 def _group_limit(group_bytes_max: int, share: LogBlocks) -> int:
-    """How large the groups of a share are."""
+    """The largest size of the groups of a share, in bytes."""
     if sum(block.stored_bytes for block in share.blocks) <= group_bytes_max:
         return group_bytes_max
     return max(1, group_bytes_max // SPLIT_SHARE)

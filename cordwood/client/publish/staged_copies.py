@@ -1,9 +1,9 @@
-"""The copies of staged blocks: pins them where they are now, and reads them.
+"""Pins the copies of staged blocks on the nodes that have them now, and reads them.
 
-A reference says where the copies were when the block was staged. Later some of these nodes may be
-lost, or drained, and other nodes have the copies: each holder knows the present copyset. A pin
-holds under the present copyset only, so a publisher that knows an earlier copyset is refused, and
-asks all nodes.
+A reference names the nodes that had the copies when the block was staged. Later some of these nodes
+may be lost, or drained, and other nodes have the copies: each holder knows the present copyset. A
+pin holds under the present copyset only, so a publisher that knows an earlier copyset is refused,
+and asks all nodes.
 
 Source: docs/protocol/staging-and-publishing.md.
 """
@@ -81,7 +81,8 @@ class StagedCopies:
             errors = [error for _, error in sorted(failures.items())]
             is_moving = any(type(error) is Retryable for error in errors)
             if not is_moving or loop.time() + RETRY_S >= deadline:
-                # That something is gone will not change; that a node is down may.
+                # Report a missing block first: it stays missing, and a node that is down may come
+                # back.
                 gone = [error for error in errors if isinstance(error, StageExpired)]
                 raise gone[0] if gone and not is_moving else self._lost(failures) or errors[0]
             await asyncio.sleep(RETRY_S)
@@ -150,7 +151,7 @@ class StagedCopies:
         return bool(newest)
 
     async def _find(self, stages: Sequence[bytes]) -> dict[NodeId, list[StagePlace]]:
-        """Which of these blocks the nodes that are up hold."""
+        """The blocks of a list that the running nodes hold, by node."""
 
         async def ask(node: NodeId) -> list[StagePlace]:
             try:
@@ -168,7 +169,7 @@ class StagedCopies:
         return dict(zip(nodes, answers, strict=True))
 
     async def read(self, block: BlockPlace) -> GroupPart:
-        """A body from whichever node gives it.
+        """The body of a block, from the first node that sends it.
 
         Raises:
             StageExpired: every node says that it is gone.

@@ -13,6 +13,7 @@ from cordwood.client.append.append_calls import AppendCalls
 from cordwood.client.append.appends import Appends
 from cordwood.client.append.record_check import Headers, Timestamp
 from cordwood.client.cluster import LogInfo
+from cordwood.client.find.log_info import AnyLog
 from cordwood.client.find.tail_calls import TailCalls
 from cordwood.client.publish.publishing import Published, Publisher
 from cordwood.client.publish.staging import TTL_DEFAULT_S, StagedRef, Stager
@@ -21,8 +22,9 @@ from cordwood.errors import BadSetting
 HOLDER_CHARS_MAX = 255
 
 LOOK_EVERY_S = 1.0
-"""How old a log's number may be when records are staged for it: one small question a second, and a
-log that was made again under its name is staged for a second later."""
+"""The longest time for which a log's number is used for staging without a look-up. It costs one
+small call a second. A log that was made again under the same name is found a second later at
+most."""
 
 
 def _check_token(token: int, least: int) -> None:
@@ -37,11 +39,11 @@ class Stages(TailCalls):
     _append_calls: AppendCalls
     _stager: Stager
     _publisher: Publisher
-    _stage_looks: dict[str, float]
-    """When a log was looked up to stage for it, by name, on the loop's clock."""
+    _stage_looks: dict[AnyLog, float]
+    """When a log was looked up to stage for it, on the loop's clock."""
 
-    async def _find_to_stage(self, log: str) -> LogInfo:
-        """A log that this client may stage for, looked at anew now and then.
+    async def _find_to_stage(self, log: AnyLog) -> LogInfo:
+        """A log that this client may stage for. It is looked up again after LOOK_EVERY_S.
 
         An append to a deleted number is refused, and the append looks the name up again. Staged
         blocks go to storage nodes, which keep them under any number.
@@ -54,7 +56,7 @@ class Stages(TailCalls):
 
     async def stage(
         self,
-        log: str,
+        log: AnyLog,
         values: Sequence[Buffer],
         *,
         keys: Sequence[bytes | None] | None = None,
@@ -67,8 +69,10 @@ class Stages(TailCalls):
         No reader gets them before `publish`, which any client may call. After `ttl_s` without
         `publish`, by the nodes' clocks, they are deleted.
 
+        Args:
+            log: its name; or its number, which stays the same log even if the name moves.
         Raises:
-            Retryable: too few nodes took them in time; nothing will come of what some took.
+            Retryable: too few nodes took them in time. Copies on other nodes are never published.
             BadSetting, RecordTooLarge, UnknownLog, AccessDenied: as `append_many`.
         """
         columns = self._append_calls.columns(values, keys, timestamps, headers)
@@ -98,12 +102,12 @@ class Stages(TailCalls):
                 its plan. With a fingerprint, a published number counts as a repeat only if the
                 fingerprints are equal.
             whole: refuse a batch that exceeds one atomic group in any log. Otherwise it comes in
-                several groups, in order: a reader may see the first groups a while before the rest,
-                and all of it is there once, as of any committed batch.
+                several groups, in order. A reader may see the first groups a while before the
+                others, and each record is stored once, as in any committed batch.
         Raises:
             Rejected: a batch of this number was published with another fingerprint, or a later
                 batch was published.
-            StageExpired: something staged is gone; nothing is published: stage it again.
+            StageExpired: a staged block is gone; nothing is published. Stage the records again.
             RecordTooLarge: a log's share exceeds one atomic group, or the batch has too many
                 blocks; nothing is published.
             UnknownLog: a log was deleted since its records were staged; nothing is published.
@@ -136,8 +140,8 @@ class Stages(TailCalls):
         """Take a log under a fencing token, higher than any before. From now on, appends with a
         lower token or none are refused with an error that names the holder.
 
-        When this returns, nothing of theirs is acknowledged any more. This client's appends to
-        the log carry the token. The same call may be made again.
+        When this returns, no append with a lower token or none is acknowledged any more. This
+        client's appends to the log carry the token. The same call may be made again.
 
         Args:
             token: 1 and up, from the service that grants leases or elects leaders.
@@ -146,7 +150,7 @@ class Stages(TailCalls):
             The epoch from which on it holds.
         Raises:
             TokenFenced: the log's token is as high, and another's.
-            Retryable: it may be the log's token already, and is not known to hold: call again.
+            Retryable: the token may be set, but it is not known to be in effect: call again.
             UnknownLog, BadSetting: the log does not exist, or the token is out of range.
         """
         _check_token(token, 1)

@@ -1,7 +1,8 @@
 """Staging: blocks that are durable on as many nodes as their log demands, but have no LSN yet.
 
 `client.publish.publishing` publishes staged blocks later, in this client or in another process. A
-`StagedRef` says where they lie, in plain values. Unpublished it goes by itself.
+`StagedRef` names their nodes, in plain values. Nodes delete blocks that are never published by
+themselves.
 
 Source: docs/design.md §9; docs/sources/spark.md §8 ("stage, then publish").
 """
@@ -151,7 +152,7 @@ class Stager:
     async def _stage_block(
         self, info: LogInfo, part: GroupPart, ttl_ms: int, deadline: float
     ) -> StagedBlock:
-        """One block on a whole copyset; what an earlier try left somewhere goes by itself."""
+        """Stage one block on a whole copyset. Copies of an earlier try expire by themselves."""
         loop = asyncio.get_running_loop()
         avoid: frozenset[NodeId] = frozenset()
         while True:
@@ -212,7 +213,7 @@ class Stager:
     async def unstage(
         self, blocks: Sequence[StagedBlock], query: str = "", attempt: int = 0
     ) -> None:
-        """Let blocks go where they are; nodes that do not answer find out by themselves."""
+        """Delete blocks on their nodes. On nodes that do not answer they expire by themselves."""
         by_node: dict[int, list[bytes]] = {}
         for block in blocks:
             for node in block.nodes:

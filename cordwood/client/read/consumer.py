@@ -6,9 +6,9 @@ processed once the loop asks for the next. So a record may come again after a cr
 loop, but no record is skipped.
 
 As a member it reads the logs that fall to it. When a log moves to another member, this member saves
-and releases it at its next turn, and the other member begins there. Both get a record only if this
-member did not release the log in time. A member that was replaced without knowing cannot save any
-more (`protocol.consumer_group`).
+and releases it at its next turn, and the other member begins there. Both members get the same
+record only if this member did not release the log in time. A member that was replaced without
+knowing cannot save any more (`protocol.consumer_group`).
 
 Source: docs/design.md §6, §7.
 """
@@ -25,6 +25,7 @@ from typing import NamedTuple
 
 from cordwood.block import Gap, Record
 from cordwood.client.admin.position_calls import Start
+from cordwood.client.own_loop import check_loop
 from cordwood.client.read.consumer_logs import Ask
 from cordwood.client.read.hand import ReadResult
 from cordwood.client.read.reader import Reader
@@ -56,6 +57,11 @@ JOINS_MAX = 16
 BEGIN_AGAIN_S = 5.0
 """The pause before another try to begin a log: about as long as the replacement of a sequencer
 takes. Each try delays the other logs, for the client's timeout at most."""
+
+LOOP_TURN_S = 1.0
+"""The longest time for which a loop gets its records from an opened block without a look at the
+members, at resets and at the time to save. A block may have thousands of records, and a program may
+work for seconds on each."""
 
 HANDOVER_BEAT_S = 1.0
 """The time between two heartbeats while a log goes from this member to another: that member waits
@@ -108,15 +114,20 @@ class Consumer:
         self._beating: asyncio.Task[None] | None = None
         self._group: ConsumerReply | None = None
         self._error: CordwoodError | None = None
-        # By log, the generation since which it is this member's (without members, the number of
-        # resets), as it was when it was begun, or found to be deleted.
+        # By log, the generation since which this member reads it, noted when the log was begun or
+        # was found to be deleted. For a consumer without members, it is the number of resets.
         self._begun: dict[str, int] = {}
         # Logs that fell to this member and are not begun, and why; tried again at `_begin_at`.
         self._unbegun: dict[str, CordwoodError | None] = {}
+        # Where such a log begins, once its tail was asked for.
+        self._first: dict[str, Lsn] = {}
         self._begin_at = 0.0
         self._untold: deque[CordwoodError] = deque()
         # One save at a time: if an earlier save arrives later, it looks like another consumer's.
         self._saving = asyncio.Lock()
+        # When a loop has to come to `fill` again, also with items left in the opened block; 0 until
+        # it has an item, so that each turn gives one.
+        self._turn_due = 0.0
         # One turn at a time: two calls would begin a log twice, and give its records twice.
         self._following = asyncio.Lock()
 
@@ -135,6 +146,7 @@ class Consumer:
             BadSetting, UnknownLog, Retryable: see `Store.read`.
         """
         self._check_open()
+        check_loop(self._loop)
         self._end()
         self._error = None  # of an earlier life, which was replaced
         try:
@@ -156,7 +168,7 @@ class Consumer:
         assert isinstance(reply, ConsumerReply), "calls about a consumer are answered with it"
         self._group = reply
         if self.member:
-            # Weakly: a member that its application dropped holds no log.
+            # Hold it weakly: a member that its application dropped must not keep a log.
             ended = asyncio.Event()
             self._reader.on_end = ended.set
             beating = _beat(weakref.ref(self), ended, self._ask, self.name, self.member)
@@ -187,15 +199,24 @@ class Consumer:
         """
         if self._reader.is_closed:
             return
+        check_loop(self._loop)
+        is_cancelled = False
         try:
             if save:
                 await self.save()
         except Fenced as error:
             logger.info("%s: %s", self.name, error)
+        except asyncio.CancelledError:
+            is_cancelled = True
+            raise
         finally:
             self._end()
             self._reader.close()
-            await self._leave()
+            if is_cancelled:
+                # Its caller does not wait for another call, which may take the client's timeout.
+                self._leave_later()
+            else:
+                await self._leave()
 
     def _end(self) -> None:
         """Send no more heartbeats, and read nothing."""
@@ -205,6 +226,7 @@ class Consumer:
             self._stop(log)
         self._begun.clear()
         self._unbegun.clear()
+        self._first.clear()
         self._untold.clear()
 
     def _check_open(self) -> None:
@@ -218,6 +240,17 @@ class Consumer:
             await self._ask(LeaveConsumer(self.name, self.member, self._group.generation))
         except Retryable as error:
             logger.info("%s leaves in %g s: %s", self.member, MEMBER_TTL_S, error)
+
+    def _leave_later(self) -> None:
+        async def leave() -> None:
+            with contextlib.suppress(CordwoodError):  # it counts as gone in MEMBER_TTL_S anyway
+                await self._leave()
+
+        leaving = leave()
+        try:
+            self._tasks.create_task(leaving)
+        except RuntimeError:  # the client was closed meanwhile
+            leaving.close()
 
     # Reading.
 
@@ -250,6 +283,7 @@ class Consumer:
         Raises:
             CordwoodError: as `read`.
         """
+        check_loop(self._loop)
         self._reader.ask()
         await self._on_turn()
         deadline = None if timeout_s is None else self._loop.time() + timeout_s
@@ -258,6 +292,7 @@ class Consumer:
             turn_ends = self._loop.time() + MEMBER_TTL_S / BEATS
             until = turn_ends if deadline is None else min(deadline, turn_ends)
             if self.logs and await self._reader.fill(max(0.0, until - self._loop.time())):
+                self._turn_due = 0.0
                 return True
             if not self.logs or self._reader.is_over:
                 # Nothing is read here now, or every log is gone.
@@ -266,8 +301,18 @@ class Consumer:
                 return False
             await self._on_turn()
 
+    def _leave_hands(self) -> None:
+        """In a forked child: see `forked_child`."""
+        self._reader._leave()
+
     def item(self) -> tuple[str, Record | Gap] | None:
-        """See `Reader.item`."""
+        """See `Reader.item`. None also with items left, if it is time for `fill` to save, and to
+        follow the members and resets."""
+        now, due = self._loop.time(), self._turn_due
+        if not due:
+            self._turn_due = now + LOOP_TURN_S
+        elif now >= due:
+            return None
         return self._reader.item()
 
     def portion(self, count: int) -> ReadResult:
@@ -278,7 +323,7 @@ class Consumer:
         return self
 
     async def __anext__(self) -> tuple[str, Record | Gap]:
-        while (given := self._reader.item()) is None:
+        while (given := self.item()) is None:
             await self.fill()
         return given
 
@@ -292,7 +337,10 @@ class Consumer:
             Fenced: a log that was read here has another reader by now, or another consumer of
                 this name has saved a later position. The other logs are saved.
             Retryable: the cluster did not answer; earlier saves stand.
+            Closed: it was closed.
         """
+        check_loop(self._loop)
+        self._check_open()
         async with self._saving:
             return await self._save_all()
 
@@ -465,6 +513,7 @@ class Consumer:
             ]
             # Noted before the first await: after a cancellation the next turn continues from it.
             self._unbegun = {log: self._unbegun.get(log) for log in wanted}
+            self._first = {log: lsn for log, lsn in self._first.items() if log in wanted}
             self._begin_at = 0.0
             # Only now: an earlier save belongs to the earlier reading.
             self.generation = group.generation
@@ -483,9 +532,11 @@ class Consumer:
         """
         at = group.positions.get(log)
         # Trap: 0 is no absent position. A reset to 0 means the oldest record.
-        start = self._start if at is None else Lsn(max(at, OLDEST))
+        start = self._first.get(log, self._start) if at is None else Lsn(max(at, OLDEST))
         try:
             await self._reader.start(log, start)
+            if at is None and self._start == "tail":
+                await self._save_first(log, _since(group, log, self.member))
         except CordwoodError as error:
             if is_start or self._reader.is_closed:
                 raise
@@ -501,19 +552,28 @@ class Consumer:
             self._saved[log] = at
         self._begun[log] = _since(group, log, self.member)
         self._unbegun.pop(log, None)
-        if at is None and self._start == "tail":
-            # The present tail: after a crash before the first save, `tail` would be a later LSN.
-            await self._save_begun({log: int(self._reader.position(log))})
+        self._first.pop(log, None)
 
-    async def _save_begun(self, fresh: Mapping[str, int]) -> None:
-        """
+    async def _save_first(self, log: str, since: int) -> None:
+        """Save where a log begins that has no position: after a crash before the first save, `tail`
+        would be a later LSN. A log without that is not begun: its records are given out only once
+        no later member passes over any of them.
+
         Raises:
             Retryable: the cluster did not answer.
         """
+        first = self._first[log] = self._reader.position(log)
+        self._begun[log] = since
+        is_begun = False
         try:
-            await self._save(fresh, self._reading(fresh))
+            await self._save({log: int(first)}, self._reading([log]))
+            is_begun = True
         except Fenced as error:
             logger.info("%s: %s", self.name, error)
+            is_begun = True
+        finally:
+            if not is_begun:
+                self._stop(log)
 
     def _mine(self, group: ConsumerReply) -> set[str]:
         if not self.member:

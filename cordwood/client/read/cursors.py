@@ -1,4 +1,4 @@
-"""Cursors: where consumers stand, looked at and moved without reading.
+"""Cursors: the positions of consumers. These calls show and move them, without reading records.
 
 A cursor is a consumer's position in one log: the first LSN that it has not dealt with.
 
@@ -8,15 +8,18 @@ Source: docs/design.md §6, §7; `protocol.consumer_group`.
 from __future__ import annotations
 
 import asyncio
+import dataclasses
+import operator
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import msgspec
 from msgspec.structs import replace
 
-from cordwood.client.find.log_info import AnyLog, LogInfo
+from cordwood.client.find.log_info import AnyLog, LogInfo, Unread, take_unread
+from cordwood.client.find.several_logs import one_log
 from cordwood.client.read.consumer_logs import Ask, named
-from cordwood.errors import CordwoodError, Fenced, Retryable
+from cordwood.errors import BadSetting, CordwoodError, Fenced, Retryable
 from cordwood.layout.message_consumers import (
     AskConsumers,
     ConsumerReply,
@@ -30,7 +33,8 @@ RESETS_MAX = 16
 every few seconds."""
 
 UNANSWERED_MAX = 256
-"""Compare-and-sets without an answer that a store remembers, for when they are made again."""
+"""The number of compare-and-sets without an answer that a store remembers, to recognise their
+repeats."""
 
 ByLog = Mapping[str, int] | Mapping[int, int]
 """LSNs by the names of logs, or by their numbers."""
@@ -41,7 +45,8 @@ class Lag:
     """How far a consumer is behind a log's tail.
 
     Attributes:
-        position: the first unprocessed LSN. tail: the last readable LSN.
+        position: the first unprocessed LSN.
+        tail: the last readable LSN.
         records: the distance in records; None across epochs, where LSNs do not tell.
     """
 
@@ -63,6 +68,25 @@ class Lag:
         return f"{format_lsn(self.position)} to {format_lsn(self.tail)}"
 
 
+@dataclass(frozen=True, slots=True)
+class Unanswered:
+    """A compare-and-set that got no answer.
+
+    Attributes:
+        consumer: whose positions it moves.
+        asked: the call, with logs as the caller named them. Empty once the caller was told of a
+            position of the consumer: the same call is a new claim then.
+        logs: where these led. The same call means the same logs when it is made again, although a
+            name may lead to another log by then.
+        mark: by which the nodes recognise it.
+    """
+
+    consumer: str
+    asked: bytes
+    logs: dict[AnyLog, LogInfo]
+    mark: str
+
+
 class Cursors:
     """The consumers of a cluster."""
 
@@ -70,34 +94,48 @@ class Cursors:
         self,
         ask: Ask,
         find: Callable[[AnyLog], Awaitable[LogInfo]],
+        find_now: Callable[[AnyLog], Awaitable[LogInfo]],
+        find_several: Callable[[Iterable[AnyLog]], Awaitable[dict[AnyLog, LogInfo]]],
         tail: Callable[[LogInfo], Awaitable[Lsn]],
         names: Callable[[], Awaitable[Mapping[int, str]]],
         new_mark: Callable[[], str],
     ) -> None:
         """
         Args:
-            find: a log by name or number; tail: the last LSN of it that can be read.
-            names: of all logs, by number. new_mark: see `Cluster.new_mark`.
+            find: a log by name or number.
+            find_now: the same, not from memory.
+            find_several: the logs of one call; see `several_logs`.
+            tail: the last LSN of it that can be read.
+            names: of all logs, by number.
+            new_mark: see `Cluster.new_mark`.
         """
         self._ask = ask
         self._find = find
+        self._find_now = find_now
+        self._find_several = find_several
         self._tail = tail
         self._names = names
         self._new_mark = new_mark
-        # By call, the marks of those without an answer, the oldest first.
-        self._unanswered: dict[bytes, str] = {}
+        # By claim, those without an answer, the oldest first.
+        self._unanswered: dict[bytes, Unanswered] = {}
 
-    async def list(self, consumer: str = "") -> list[ConsumerReply]:
+    async def list(
+        self, consumer: str = "", *, unread: Unread | None = None
+    ) -> list[ConsumerReply]:
         """The state of one consumer, or of all: positions, members, and which member reads which
         logs.
 
         Logs have their present names; a deleted log is its number, in digits.
 
+        Args:
+            unread: takes a sentence for each consumer whose entry in the metadata store cannot be
+                read, and which is left out. Without it such an entry is an error.
         Raises:
             BadSetting: that names no consumer.
+            Malformed: an entry cannot be read.
             Retryable: the cluster did not answer.
         """
-        groups = await self._ask_groups(consumer)
+        groups = await self._ask_groups(consumer, unread)
         if not any(group.positions or group.owners or group.members for group in groups):
             return [*groups]
         names = {str(number): name for number, name in (await self._names()).items()}
@@ -113,10 +151,25 @@ class Cursors:
         (group,) = await self._ask_groups(consumer)
         return group
 
-    async def _ask_groups(self, consumer: str) -> Sequence[ConsumerReply]:
+    async def _ask_groups(
+        self, consumer: str, unread: Unread | None = None
+    ) -> Sequence[ConsumerReply]:
+        reply = await self._look(consumer)
+        take_unread(unread, reply.unread)
+        self._told(consumer)
+        return reply.groups
+
+    async def _look(self, consumer: str) -> ConsumersReply:
         reply = await self._ask(AskConsumers(consumer))
         assert isinstance(reply, ConsumersReply), "AskConsumers is answered with groups"
-        return reply.groups
+        return reply
+
+    def _told(self, consumer: str) -> None:
+        """The caller is told of positions of a consumer, "" for all. By these it claims from now
+        on, in the logs to which names lead now."""
+        for claim, each in self._unanswered.items():
+            if consumer in ("", each.consumer):
+                self._unanswered[claim] = dataclasses.replace(each, asked=b"")
 
     async def lag(self, consumer: str, *logs: str) -> dict[str, Lag | CordwoodError]:
         """A consumer's lag by log; an error where the lag is unknown.
@@ -131,18 +184,32 @@ class Cursors:
             Retryable: the cluster did not answer.
         """
         group = await self.by_number(consumer)
-        asked: Sequence[AnyLog] = logs or sorted(map(int, {*group.positions, *group.owners}))
+        # A key that is no number is no log of this version's: nobody can look it up.
+        held = {each for each in (*group.positions, *group.owners) if each.isdecimal()}
+        asked: Sequence[AnyLog] = logs or sorted(map(int, held))
+        behind = await self._lags(group, asked, self._find)
+        if len(behind) < len(asked):
+            # From memory, two may have one name, or lead to one log.
+            behind = await self._lags(group, asked, self._find_now)
+        return dict(sorted(behind.items())) if not logs else behind
+
+    async def _lags(
+        self,
+        group: ConsumerReply,
+        logs: Iterable[AnyLog],
+        find: Callable[[AnyLog], Awaitable[LogInfo]],
+    ) -> dict[str, Lag | CordwoodError]:
         behind: dict[str, Lag | CordwoodError] = {}
-        for log in asked:
+        for log in logs:
             name = str(log)
             try:
-                info = await self._find(log)
+                info = await find(log)
                 name = info.name
                 position = Lsn(group.positions.get(str(info.log_id), OLDEST))
                 behind[name] = Lag(position, await self._tail(info))
             except CordwoodError as error:
                 behind[name] = error
-        return dict(sorted(behind.items())) if not logs else behind
+        return behind
 
     async def save(
         self,
@@ -163,28 +230,44 @@ class Cursors:
         Returns:
             All positions of this consumer: the given logs by name, others by number, in digits.
         Raises:
+            BadSetting: two of the names lead to one log, or a log has two positions.
             Fenced: a member reads one of the logs, or a position is not the expected one, or was
                 reset during the call.
             Rejected: one would go back, and `reset` was not asked for.
-            Retryable: the cluster did not answer; it may be saved, and may be saved again. With
-                `expected`, the same call of this store says then whether the position was moved by
-                the first one.
+            Retryable: the cluster did not answer; it may be saved, and may be saved again: by
+                number, if the logs may be renamed. With `expected`, the same call of this store
+                says then whether the position was moved by the first one, in the same logs. If
+                this store has told of positions of the consumer since, the same call is a new one.
         """
-        asked: set[AnyLog] = {*positions, *(expected or ())}
-        infos = {log: await self._find(log) for log in sorted(asked, key=str)}
-        keys = {log: str(info.log_id) for log, info in infos.items()}
-        new = {keys[log]: int(lsn) for log, lsn in positions.items()}
+        asked = msgspec.json.encode([consumer, _given(positions), _given(expected or {}), reset])
+        earlier = self._earlier(asked)
+        if earlier is None:
+            named: set[AnyLog] = {*positions, *(expected or ())}
+            infos = await self._find_several(sorted(named, key=str))
+        else:
+            infos = earlier.logs
+        new = _by_number(positions, infos)
         if expected is None and reset:
             reply = await self.reset(consumer, new)
         else:
-            was = {keys[log]: int(lsn) for log, lsn in (expected or {}).items()}
+            was = _by_number(expected or {}, infos)
             resets = await self._resets(consumer, new)
             call = SaveCursors(consumer, "", 0, new, was, reset, resets=resets)
-            reply = await (self._compare_and_set(call) if was else self._save(call))
-        names = {keys[log]: info.name for log, info in infos.items()}
+            if was:
+                reply = await self._compare_and_set(call, asked, infos)
+            else:
+                reply = await self._save(call)
+        self._told(consumer)
+        names = {str(info.log_id): info.name for info in infos.values()}
         return {names.get(log, log): Lsn(lsn) for log, lsn in reply.positions.items()}
 
-    async def _compare_and_set(self, call: SaveCursors) -> ConsumerReply:
+    def _earlier(self, asked: bytes) -> Unanswered | None:
+        """The same compare-and-set, if it was made before and got no answer."""
+        return next((each for each in self._unanswered.values() if each.asked == asked), None)
+
+    async def _compare_and_set(
+        self, call: SaveCursors, asked: bytes, infos: dict[AnyLog, LogInfo]
+    ) -> ConsumerReply:
         """Save with a mark. A call that was not answered may be done; made again, it has the same
         mark."""
         claim = msgspec.json.encode(replace(call, resets={}), order="sorted")
@@ -192,28 +275,30 @@ class Cursors:
         try:
             return await self._save(replace(call, mark=mark))
         except (Retryable, asyncio.CancelledError):
-            self._unanswered[claim] = mark
+            self._unanswered[claim] = Unanswered(call.consumer, asked, infos, mark)
             while len(self._unanswered) > UNANSWERED_MAX:
                 self._unanswered.pop(next(iter(self._unanswered)))
             raise
 
     def _mark_of(self, claim: bytes) -> str:
-        """The mark for a compare-and-set. Of two calls at the same time that want the same, one at
-        most has that of a call before."""
-        return self._unanswered.pop(claim, "") or self._new_mark()
+        """The mark for a compare-and-set. It is the mark of an earlier, equal call without an
+        answer. Of two equal calls at the same time, at most one gets that mark."""
+        earlier = self._unanswered.pop(claim, None)
+        return self._new_mark() if earlier is None else earlier.mark
 
     async def _resets(self, consumer: str, logs: Iterable[str]) -> dict[str, int]:
         """The number of resets by log: a late save does not undo a newer reset."""
         if not logs:
             return {}
-        known = (await self.by_number(consumer)).resets
+        (group,) = (await self._look(consumer)).groups
+        known = group.resets
         return {log: known.get(log, 0) for log in logs}
 
     async def reset(self, consumer: str, new: dict[str, int]) -> ConsumerReply:
         """Move positions as a compare-and-set: a stopped node may do the call late, and must not
         undo newer saves."""
         for again in reversed(range(RESETS_MAX)):
-            group = await self.by_number(consumer)
+            (group,) = (await self._look(consumer)).groups
             was = {log: group.positions.get(log, 0) for log in new}
             resets = {log: group.resets.get(log, 0) for log in new}
             mark = self._new_mark()
@@ -230,3 +315,34 @@ class Cursors:
         reply = await self._ask(call)
         assert isinstance(reply, ConsumerReply), "calls about a consumer are answered with it"
         return reply
+
+
+def _given(positions: ByLog) -> list[tuple[bool, str, int]]:
+    return sorted((isinstance(log, str), str(log), _position(at)) for log, at in positions.items())
+
+
+def _by_number(positions: ByLog, infos: Mapping[AnyLog, LogInfo]) -> dict[str, int]:
+    """
+    Raises:
+        BadSetting: a log is there twice, in two spellings, or by name and by number.
+    """
+    found: dict[str, int] = {}
+    by_number: dict[int, AnyLog] = {}
+    for log, lsn in positions.items():
+        number = infos[log].log_id
+        if (first := by_number.setdefault(number, log)) != log:
+            raise one_log(first, log, number)
+        found[str(number)] = _position(lsn)
+    return found
+
+
+def _position(lsn: object) -> int:
+    """
+    Raises:
+        BadSetting: it is no whole number.
+    """
+    try:
+        return operator.index(lsn)  # type: ignore[arg-type]
+    except TypeError:
+        text = f"{str(lsn)[:64]!r} is no position: it is an LSN, a whole number"
+        raise BadSetting(text) from None

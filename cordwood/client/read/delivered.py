@@ -14,7 +14,7 @@ from cordwood.protocol.gap_detection import Delivery
 
 
 def with_keys(items: list[Record | Gap], keys: Set[bytes]) -> list[Record | Gap]:
-    """The records with one of `keys`, and as gaps where the others stood."""
+    """The records with one of `keys`, and FILTERED gaps in place of the others."""
     kept: list[Record | Gap] = []
     first: Lsn | None = None
     last = 0

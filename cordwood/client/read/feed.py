@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from cordwood.block import Gap, GapKind
 from cordwood.client.admin.position_calls import Position
+from cordwood.client.find.several_logs import one_log
 from cordwood.client.read.hand import Hand, Taken
 from cordwood.client.read.read_stream import ReadStream
 from cordwood.errors import CordwoodError
@@ -14,7 +16,7 @@ from cordwood.layout.log_names import normalise_name
 from cordwood.lsn import Lsn
 
 _LAST_GAPS = (GapKind.ACCESS, GapKind.NOT_IN_CONFIG)
-"""After these nothing more comes."""
+"""Kinds of gaps after which a log has no more items."""
 
 
 @dataclass(slots=True, eq=False)
@@ -69,10 +71,23 @@ class Feed:
             self.barred_at = taken.first
 
 
-def is_of(feed: Feed, log: str, number: int = 0) -> bool:
-    """Whether it is the log of this name, in any spelling, or of this number."""
-    is_named = log == feed.log or normalise_name(log) == normalise_name(feed.log)
-    return is_named or feed.stream.info.log_id == number
+def is_of(feed: Feed, log: str) -> bool:
+    """Whether it is the log of this name, in any spelling."""
+    return log == feed.log or normalise_name(log) == normalise_name(feed.log)
+
+
+def refuse_second_name(feeds: Iterable[Feed], log: str, stream: ReadStream) -> None:
+    """Close a stream that a name led to, if a feed reads its log under another name: in the place
+    of that feed, it would leave the log out that the application means by the other name.
+
+    Raises:
+        BadSetting: there is such a feed.
+    """
+    number = stream.info.log_id
+    for feed in feeds:
+        if feed.stream.info.log_id == number and not is_of(feed, log):
+            stream.close()
+            raise one_log(feed.log, log, number)
 
 
 async def wait_for_more(feed: Feed, news: asyncio.Event) -> None:
@@ -95,3 +110,12 @@ def end(feed: Feed) -> None:
     if feed.waiting is not None:
         feed.waiting.cancel()
     feed.stream.close()
+    # Also nothing of what is here: a loop over batches may be in the middle of this log's turn.
+    feed.hand.leave(feed.stream.taken_lsn)
+
+
+def end_all(feeds: Iterable[Feed], on_end: Callable[[], object]) -> None:
+    """The reader of these logs is gone."""
+    for feed in feeds:
+        end(feed)
+    on_end()

@@ -1,4 +1,5 @@
-"""The items that a stream has taken from the nodes, and which its application has dealt with.
+"""The items that a stream has taken from the nodes, and the point up to which its application has
+dealt with them.
 
 An item is in one of three places. *Held* blocks and gaps were taken and not opened. The *opened*
 block gives its items one by one. The item *in hand* is the item that an iterator gave last. It
@@ -8,7 +9,7 @@ save its position while it works on it. The result of a call that returns a whol
 
 The loop fills a hand, and only while it is empty. The application's thread takes from it. So an
 exception in a waiting thread or a cancelled task loses nothing: the item is still here and comes
-next. Each method that gives something makes up its mind first, and then gives with plain
+next. Each method that gives items first computes its result. Then it changes the hand by plain
 assignments and `del`, between which CPython runs no signal handler.
 """
 
@@ -71,7 +72,7 @@ class ReadResult:
 
 
 def read_result_of(log: str, records: tuple[Record, ...], gap: Gap | None) -> ReadResult:
-    """What `read` gives of one log."""
+    """The result of `read` for one log."""
     return ReadResult(log, records, gap) if records or gap else ReadResult()
 
 
@@ -111,7 +112,8 @@ class Hand:
         self.opened: Sequence[Record | Gap] = ()
         self._source: Taken | None = None
         self._first = 0
-        # Where what `block` or a batch gave begins, until more is asked for.
+        # The first LSN of the last result of `block`, or of the last batch, until more is asked
+        # for.
         self._in_hand: int | None = None
         self._left_at: int | None = None
         # The index in `opened` that `settle` came past last.
@@ -154,7 +156,7 @@ class Hand:
         self._in_hand = None
 
     def open_next(self) -> bool:
-        """See that `items` has something; False if all held items were given.
+        """Make sure that `items` has an item. Returns False if all held items were given.
 
         Raises:
             Corrupt: the next block's body cannot be read; it stays here.
@@ -182,13 +184,13 @@ class Hand:
         return self.opened[len(self.opened) - length_hint(self.items)]
 
     def settle(self) -> None:
-        """The item that `peek` gave was dealt with."""
+        """Note that the item of `peek` was dealt with."""
         at = len(self.opened) - length_hint(self.items)
         next(self.items)
         self._dealt_at = at
 
     def rest(self) -> Sequence[Record | Gap]:
-        """What of the opened block was not given."""
+        """The items of the opened block that were not given."""
         left = length_hint(self.items)
         return self.opened[len(self.opened) - left :] if left else ()
 
@@ -203,7 +205,8 @@ class Hand:
     def take_portion(
         self, count: int, make: Callable[[tuple[Record, ...], Gap | None], Made]
     ) -> Made:
-        """Give what `make` makes of a gap, or of up to `count` records before the next one."""
+        """Give the result of `make`, which gets a gap, or up to `count` records before the next
+        gap."""
         rest = self.rest()
         first = rest[0] if rest else None
         if isinstance(first, Gap):

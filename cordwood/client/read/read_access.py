@@ -1,9 +1,9 @@
 """Decides what follows when a node refuses a read without the log's read token.
 
-A node may be ahead of what this client knows of the log, or behind: rights change, and nodes
-hear of it one after the other. So this asks the metadata store. If the client lacks the required
-token, the reader gets one ACCESS gap to its end, as in LogDevice. After access is restored, the
-read begins anew. Where it does, the nodes that refused are asked again.
+A node may be ahead of what this client knows of the log, or behind: rights change, and nodes hear
+of it one after the other. So this asks the metadata store. If the client lacks the required token,
+the reader gets one ACCESS gap to its end, as in LogDevice. After access is restored, the read
+begins anew. If the client has the token, the nodes that refused are asked again.
 
 Source: docs/sources/logdevice.md 1 ("Gap types").
 """
@@ -22,8 +22,8 @@ from cordwood.client.read.senders import Senders
 logger = logging.getLogger(__name__)
 
 ASK_AGAIN_S = 1.0
-"""How long after a node refused a reader that has the right it is asked again: nodes hear of a
-change within about that."""
+"""The pause before a node that refused a reader with the right token is asked again. Nodes hear of
+a change within about this time."""
 
 
 class ReadAccess:
@@ -54,7 +54,7 @@ class ReadAccess:
         self._closed = True
 
     def on_refused(self, info: LogInfo) -> None:
-        """A node says that this client may not read the log."""
+        """Handle a node's refusal of this client."""
         if not (self._closed or self._is_asking):
             self._is_asking = True
             self._cluster.look_up_again(info, self._on_looked_up)

@@ -1,4 +1,4 @@
-"""How long a reader waits for nodes that were not heard before it tells a loss.
+"""The time that a reader waits for silent nodes before it reports a loss.
 
 Source: docs/sources/logdevice.md 2.11 (`grace-counter-limit`).
 """

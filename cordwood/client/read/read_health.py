@@ -42,12 +42,12 @@ class ReadHealth:
         self._behind_since = self._alone_since = self._unanswered_since = None
 
     def on_behind(self, now: float) -> None:
-        """There is more to read, and it is not here."""
+        """Note that there is more to read, and that it has not arrived."""
         if self._behind_since is None:
             self._behind_since = now
 
     def on_connected(self, is_connected: bool, now: float) -> None:
-        """Whether any node sends."""
+        """Note whether any node is connected."""
         if is_connected:
             self._alone_since = None
         elif self._alone_since is None:
@@ -69,7 +69,8 @@ class ReadHealth:
 
     @property
     def due(self) -> float | None:
-        """When there will be a trouble to tell, None if all is well or it was told."""
+        """The time at which a trouble must be reported; None if all is well or the trouble was
+        reported."""
         clocks = (self._behind_since, self._alone_since, self._unanswered_since)
         running = [each for each in clocks if each is not None]
         return min(running) + HEALTH_S if running and not self.trouble else None
@@ -87,8 +88,9 @@ class ReadHealth:
         """The trouble in words.
 
         Args:
-            at: the LSN that nothing comes at.
-            nodes: how many may hold it; `absent` are not connected, `doubted` not counted on.
+            at: the LSN that the reader waits for.
+            nodes: the number of nodes that may hold it. `absent` nodes are not connected, and the
+                reader does not count on `doubted` nodes.
         """
         known = "though more is readable" if self.is_behind else UNKNOWN
         left_out = ", ".join(f"node {node} ({doubt})" for node, doubt in doubted.items())

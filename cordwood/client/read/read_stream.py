@@ -22,7 +22,7 @@ from typing import Protocol
 from cordwood.block import Gap, GapKind
 from cordwood.client.blocks import HeldBlock
 from cordwood.client.cluster import Cluster, LogInfo
-from cordwood.client.own_loop import check_loop
+from cordwood.client.own_loop import check_loop, check_loop_at_end
 from cordwood.client.read.read_access import ReadAccess, call_weakly
 from cordwood.client.read.read_grace import Grace
 from cordwood.client.read.read_health import HEALTH_S, ReadHealth
@@ -73,6 +73,16 @@ At the tail all nodes of a log report their progress at once, and one of them se
 reader that woke for each report woke five times for a block, and four times in vain.
 """
 
+LOST_S = 10.0
+"""The longest time that a reader believes what main storage said of a range that it does not give.
+
+The manifest may be repaired meanwhile, or the object put back. It is one read in this time, while
+too few nodes answer.
+"""
+
+_MAY_COME = (QuorumVerdict.NONE, QuorumVerdict.INCOMPLETE)
+"""Verdicts while a silent node has data."""
+
 
 class Nudge(Protocol):
     """Asks a log's sequencer for the tail."""
@@ -90,7 +100,8 @@ class ReadStream(StreamItems):
     Iterating yields `Record` and `Gap` in order, which tile `[start, until]`.
 
     Attributes:
-        number: the stream's number, as nodes know it. info: the log.
+        number: the stream's number, as nodes know it.
+        info: the log.
         on_health: called with a reason when a reader waits for HEALTH_S although there is, or may
             be, more to read (`client.read.read_health`); called with "" when it continues.
     """
@@ -117,11 +128,11 @@ class ReadStream(StreamItems):
     ) -> None:
         """
         Args:
-            nudge: asks for the tail when nothing arrives. budget: bytes that nodes may send ahead
-                to all streams of the client.
+            nudge: asks for the tail when nothing arrives.
+            budget: bytes that nodes may send ahead to all streams of the client.
             seed: orders copysets if each reader has its own order.
             keys, payloads, record_keys, gaps: the wanted and omitted parts, see `Store.read`.
-                tails: the client's shared tails; None to read alone.
+            tails: the client's shared tails; None to read alone.
             tier: reads records that nodes let go of.
             on_closed: called at the end; from then on the stream needs no frames of nodes.
         """
@@ -144,7 +155,12 @@ class ReadStream(StreamItems):
         # The LSN at which main storage failed, and the error. The nodes are asked for records
         # there.
         self._tier_failed: tuple[int, CordwoodError] | None = None
+        # A range that main storage lost, or that lies before its start.
         self._tier_lost: Gap | None = None
+        # When main storage said so, or failed.
+        self._lost_at = 0.0
+        # Whether records that main storage does not have are waited for, from silent nodes.
+        self._tier_waits = False
         self._queue: SubscriberQueue | None = None
         self._on_closed = on_closed
         self._owes_itself = False  # items that a full queue refused: before it joins another leader
@@ -219,7 +235,12 @@ class ReadStream(StreamItems):
         self._senders.open(is_first=True)
 
     def close(self) -> None:
-        """Stop every node's sending; received items are not given out any more."""
+        """Stop every node's sending; received items are not given out any more.
+
+        Raises:
+            Rejected: this is another event loop.
+        """
+        check_loop_at_end(self._loop)
         self.hand.leave(self._buffer.next)
         self._end()
 
@@ -360,8 +381,9 @@ class ReadStream(StreamItems):
             # At once: a period takes a timer's wait at least, and there may be many losses.
             taken = self._buffer.take(judge, grace_over=True)
         # The missing block is here, or the verdict no longer depends on the silent nodes.
-        if not self._buffer.wants_grace:
+        if not (self._buffer.wants_grace or self._tier_waits):
             self._grace.end()
+        self._tier_waits = False
         if taken is None and self._buffer.tiered_up_to:
             taken = self._take_tiered()
         if isinstance(taken, Delivery):
@@ -381,7 +403,9 @@ class ReadStream(StreamItems):
             self._look_for_doubts()
         is_new = self._buffer.next >> 32 > self.info.epoch
         # Pass a bridge at once: the next epoch's nodes must be known before its records arrive.
-        if is_new and (isinstance(taken, Gap) or self._is_overdue()):
+        # Without them, no range of main storage is judged that is lost or damaged.
+        is_judging = self._tier_lost is not None or self._tier_failed is not None
+        if is_new and (isinstance(taken, Gap) or self._is_overdue() or is_judging):
             self._cluster.learn_log(self.info, self._learn)
         if self._buffer.is_done:
             self._end()
@@ -395,9 +419,14 @@ class ReadStream(StreamItems):
         Raises:
             CordwoodError: main storage is damaged there, and no node has a copy.
         """
+        # A trim that a node has not told yet may be newer than the manifest.
+        if self._buffer.is_held:
+            return None
         if self._tier_failed is not None and not self._is_past_failure(*self._tier_failed):
             return None
-        if self._tier_lost is not None and self._tier_lost.last >= self._buffer.next:
+        if self._tier_lost is not None and self._tier_lost.last < self._buffer.next:
+            self._tier_lost = None
+        if self._tier_lost is not None and self._is_still_true():
             return self._take_lost(self._tier_lost)
         read = self._tier_read
         # The tier point moves on while objects are read: the next piece reaches to the new point.
@@ -415,12 +444,18 @@ class ReadStream(StreamItems):
         except CordwoodError as error:
             self._on_tier_failed(error)
             return None
-        if isinstance(taken, Gap) and taken.kind is GapKind.DATA_LOSS:
+        if isinstance(taken, Gap) and self._needs_nodes(taken):
             self._end_tier_read()
-            self._tier_lost = taken
+            if self._is_old(read):
+                return self._take_tiered()
+            self._tier_lost, self._lost_at = taken, read.looked_at
+            if taken.kind is GapKind.TRIM:
+                # A trim is known to the nodes, and they may not have told it yet.
+                self._choice.on_trim_untold()
             return self._take_lost(taken)
         self._overdue_since = None
         if taken is not None:
+            self._tier_lost = None
             self._buffer.pass_to(taken.last + 1)
             if taken.last >= read.until:
                 self._end_tier_read()
@@ -433,24 +468,52 @@ class ReadStream(StreamItems):
         logger.warning("log %d: nodes are asked for what %s", self.info.log_id, error)
         self._end_tier_read()
         self._tier_failed = (self._buffer.next, error)
+        self._lost_at = self._loop.time()
         self._choice.on_suspicion()
         self._senders.rewind_soon()
         self._news.set()
 
     def _is_past_failure(self, lsn: int, error: CordwoodError) -> bool:
-        """Whether objects may be read again, because nodes gave the records at the damaged place.
+        """Whether objects may be read again: nodes gave the records at the damaged place, or the
+        object may be whole again.
 
         Raises:
             CordwoodError: `error`, after all nodes have passed that place without a copy.
         """
-        if lsn == self._buffer.next:
-            is_asking = self._choice.is_rewind_due or self._senders.is_switching
-            if is_asking or not self._buffer.is_passed_by(self._senders_now()):
-                return False
-            self._tier_failed = None  # the next read tries objects again
-            raise error
-        self._tier_failed = None
-        return True
+        if lsn != self._buffer.next or not self._is_still_true():
+            self._tier_failed = None
+            return True
+        # Trap: the reader may count on no node, for all of them have restarted. Their answers count
+        # all the same. Without any answer it waits.
+        _, verdict = self._weigh_lost()
+        is_unanswered = verdict is QuorumVerdict.NONE and not self._passed_by()
+        if self._is_early() or is_unanswered:
+            return False
+        if verdict in _MAY_COME and self._waits_for_silent():
+            return False
+        self._tier_failed = None  # the next read tries objects again
+        raise error
+
+    def _needs_nodes(self, gap: Gap) -> bool:
+        """Whether nodes are asked before a gap of main storage is told: they may have records of a
+        range that it lost. A repair may have begun the manifest too late, so they may also have
+        records before its start."""
+        return gap.kind in (GapKind.DATA_LOSS, GapKind.TRIM)
+
+    def _is_old(self, read: TierRead) -> bool:
+        """Whether what a read says at `next` may be taken back by now: it waited behind records,
+        and the application took its time for these."""
+        is_behind = read.first < self._buffer.next
+        return is_behind or self._loop.time() >= read.looked_at + LOST_S
+
+    def _is_still_true(self) -> bool:
+        """Whether main storage said just now what is lost, or failed just now. An operator may take
+        a loss back, or put an object back, while the reader waits for nodes.
+
+        Trap: a grace period that runs would begin anew behind another look.
+        """
+        since = max(self._lost_at, self._grace.ends or 0.0)
+        return self._loop.time() < since + LOST_S
 
     def _take_lost(self, lost: Gap) -> Gap | None:
         """The range that main storage lost, as far as all nodes passed it without a copy. Nodes
@@ -458,19 +521,41 @@ class ReadStream(StreamItems):
         for both."""
         self._choice.on_suspicion()
         self._senders.rewind_soon()
-        members = self.info.nodes_of(self._buffer.next >> 32)
-        heard = [node for node in members if self._buffer.marker(node) > self._buffer.next]
-        is_asking = self._choice.is_rewind_due or self._senders.is_switching
-        if is_asking or not {*heard} >= {*self._senders_now()}:
+        if self._is_early():
             return None
-        # Nodes that are away may still have records that main storage lost.
-        if self._judge({*heard}) is QuorumVerdict.NONE:
+        heard, verdict = self._weigh_lost()
+        # Nodes that are away may still have records that main storage lost. A node that starts has
+        # time to give them: the others may have let go of theirs, and it may have the only copy.
+        # Before the manifest's start there is nothing in most cases, so a reader waits no longer.
+        if verdict is QuorumVerdict.NONE and lost.kind is GapKind.DATA_LOSS:
             return None
-        upto = min([self._buffer.first_here, *map(self._buffer.marker, heard)])
-        gap = Gap(Lsn(self._buffer.next), Lsn(min(lost.last, upto - 1)), lost.kind)
+        if verdict in _MAY_COME and self._waits_for_silent():
+            return None
+        gap = Gap(Lsn(self._buffer.next), Lsn(self._buffer.lost_up_to(lost.last, heard)), lost.kind)
         self._overdue_since = None
         self._buffer.pass_to(gap.last + 1)
         return gap
+
+    def _is_early(self) -> bool:
+        """Whether nodes that the reader counts on have not told yet what they hold at `next`."""
+        is_asking = self._choice.is_rewind_due or self._senders.is_switching
+        return is_asking or bool(self._buffer.behind(self._senders_now()))
+
+    def _passed_by(self) -> list[NodeId]:
+        """The nodes that have come past `next`."""
+        members = self.info.nodes_of(self._buffer.next >> 32)
+        return [node for node in members if self._buffer.marker(node) > self._buffer.next]
+
+    def _weigh_lost(self) -> tuple[Set[NodeId], QuorumVerdict]:
+        """The nodes that know that they have no record at `next`, and the verdict on them."""
+        return self._buffer.weigh_lost(self._passed_by(), self._judge)
+
+    def _waits_for_silent(self) -> bool:
+        """Whether silent nodes are still in their grace period, which begins here."""
+        silent = self._silent()
+        self._grace.begin(self._loop.time())
+        self._tier_waits = not (self._grace.is_waived(silent) or self.is_grace_over())
+        return self._tier_waits
 
     def _end_tier_read(self) -> None:
         read, self._tier_read = self._tier_read, None
@@ -508,7 +593,7 @@ class ReadStream(StreamItems):
             self.number = self._tails.number_anew(self)
             self._begin(self._buffer.next, self._buffer.until)
             self._senders.bridge = bridge
-            self._senders.open()
+            self._senders.open(is_first=True)
         self._news.set()
 
     def _joins(self) -> bool:
@@ -669,9 +754,15 @@ class ReadStream(StreamItems):
         self._health.on_connected(is_connected, now)
         if self._health.is_over:
             self._on_health("")
-        elif (due := self._health.due) is not None and now >= due and self._tier_read is not None:
-            self._on_health(self._tier_read.trouble or "main storage does not answer")
-        elif due is not None and now >= due:
+            return
+        due = self._health.due
+        if due is None or now < due:
+            return
+        # At a range that main storage lost, the reader waits for nodes.
+        read = self._tier_read
+        if read is not None and (read.trouble or self._tier_lost is None):
+            self._on_health(read.trouble or "main storage does not answer")
+        else:
             members = self.info.nodes_of(self._buffer.next >> 32)
             absent = [node for node in members if node not in self._senders.sources]
             doubted = {n: why.value for n in members if (why := self._choice.doubt(n))}

@@ -22,8 +22,8 @@ from typing import TYPE_CHECKING
 from cordwood.block import Gap, Record
 from cordwood.client.admin.position_calls import Position, Start
 from cordwood.client.find.log_info import AnyLog
-from cordwood.client.own_loop import check_loop
-from cordwood.client.read.feed import Feed, end, is_of, wait_for_more
+from cordwood.client.own_loop import check_loop, check_loop_at_end
+from cordwood.client.read.feed import Feed, end, end_all, is_of, refuse_second_name, wait_for_more
 from cordwood.client.read.hand import Batches, Hand, ReadResult, Taken, is_told, read_result_of
 from cordwood.client.read.read_stream import ReadStream
 from cordwood.errors import BadSetting, Closed, CordwoodError, Retryable
@@ -36,12 +36,13 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 ARROW_BYTES = 4 << 20
-"""Bodies of one log before the next has its turn: a batch or a few."""
+"""Bytes of bodies of one log before the next log has its turn: one batch or a few."""
 
 REDELIVER_FIRST_S = 1.0
 REDELIVER_MAX_S = 30.0
-"""Pauses before a refused item is given to the callback again: LogDevice's. As long, a log that
-could not be begun again rests, so that the others are read meanwhile."""
+"""The first and the longest pause before a refused item is given to the callback again, as in
+LogDevice. A log that could not be begun again rests for the same times, and the other logs are read
+meanwhile."""
 
 Open = Callable[[AnyLog, Start, Position | None], Awaitable[ReadStream]]
 """Opens a stream of a log by its name, or by its number once it is read; see `Store.read`."""
@@ -62,8 +63,7 @@ class Reader:
     loses nothing.
 
     Args:
-        gaps: give gaps too; without, only lost records are told, and that a log may not be
-            read.
+        gaps: give gaps too; without, only lost records and logs that may not be read are told.
         on_health: see `ReadStream.on_health`; called from the loop while the reader waits.
     Attributes:
         on_end: called from the loop once it is closed, or nothing refers to it any more.
@@ -99,13 +99,13 @@ class Reader:
     async def __aexit__(self, *_: object) -> None:
         self.close()
 
-    # Which logs, and where.
+    # The logs of the reader, and its places in them.
 
     async def start(self, log: str, start: Start = "oldest", until: Position | None = None) -> None:
         """Read a log from `start` to `until`, None to follow it; anew if it is read already.
 
         Raises:
-            BadSetting, UnknownLog, Retryable: see `Store.read`.
+            BadSetting, UnknownLog, Retryable: see `Store.read`; or it is read under another name.
         """
         await self._begin(log, log, start, until)
 
@@ -137,8 +137,8 @@ class Reader:
         if is_seek and log not in self.logs:
             stream.close()
             raise BadSetting(f"{log} was stopped meanwhile")
-        # By number too: the name may now be another log's.
-        self.stop(log, stream.info.log_id)
+        refuse_second_name(self._feeds, log, stream)
+        self.stop(log)
         if self._on_health is not None:
             stream.on_health = partial(_tell_health, self._loop, log, self._on_health)
         begins = 0 if failed is None else failed.begins
@@ -146,9 +146,10 @@ class Reader:
         self._feeds.append(Feed(log, stream, until, hand, begins=begins))
         self._news.set()
 
-    def stop(self, log: str, number: int = 0) -> None:
-        """Stop reading a log, by name or by number; a log that is not read is fine."""
-        for feed in [each for each in self._feeds if is_of(each, log, number)]:
+    def stop(self, log: str) -> None:
+        """Stop reading a log; a log that is not read is fine."""
+        check_loop_at_end(self._loop)
+        for feed in [each for each in self._feeds if is_of(each, log)]:
             self._feeds.remove(feed)
             if self._up is feed:
                 self._up = None
@@ -161,8 +162,7 @@ class Reader:
             BadSetting: the log is not read, was stopped meanwhile, or the position is not valid.
         """
         feed = self._feed(log)
-        number = feed.stream.info.log_id
-        await self._begin(feed.log, number, position, feed.until, is_seek=True)
+        await self._begin(feed.log, feed.stream.info.log_id, position, feed.until, is_seek=True)
 
     def position(self, log: str) -> Lsn:
         """The first LSN of a log that the application has not dealt with, for it to begin at again.
@@ -196,20 +196,26 @@ class Reader:
 
     def close(self) -> None:
         """Stop reading. Safe to call twice."""
-        self._closed = True
-        self._up = None
+        check_loop_at_end(self._loop)
+        self._closed, self._up = True, None
         self.on_end()
         while self._feeds:
             end(self._feeds.pop())
         self._news.set()
 
+    def _leave(self) -> None:
+        """Give out nothing more of what was taken. Positions stay."""
+        self._up = None
+        for feed in self._feeds:
+            feed.hand.leave(feed.stream.taken_lsn)
+
     def __del__(self) -> None:
         # Its application has dropped it, in any thread.
         if getattr(self, "_closed", True) or self._loop.is_closed():
             return
-        end_all = partial(_end_all, self._feeds, self.on_end)
+        ending = partial(end_all, self._feeds, self.on_end)
         with contextlib.suppress(RuntimeError):  # the loop was closed just now
-            self._loop.call_soon_threadsafe(end_all, context=self._context)
+            self._loop.call_soon_threadsafe(ending, context=self._context)
 
     # Reading.
 
@@ -230,8 +236,8 @@ class Reader:
         return self.portion(count)
 
     async def fill(self, timeout_s: float | None = None) -> bool:
-        """See that there is something to give; False after the timeout, once every log was read
-        to its `until`, or when it is woken by `wake`.
+        """Wait until there is an item to give. Returns False after the timeout, when every log was
+        read to its `until`, or when `wake` ends the wait.
 
         An error that a log's stream ended with is there for `portion` or `item` to tell.
         """
@@ -338,7 +344,7 @@ class Reader:
         return ReaderBatches(self, columns)
 
     def batches_of(self, feed: Feed, columns: Sequence[str]) -> Batches:
-        """What makes columns of one log's hand."""
+        """The maker of columns from one log's hand."""
         made = partial(feed.stream.gatherer, columns)
         return Batches(feed.hand, feed.name, made, self._wants)
 
@@ -411,11 +417,12 @@ class Reader:
             await self._wait_or_begin(min(waits, default=None))
 
     def settle(self, *, accepted: bool) -> None:
-        """What `offer` gave last was dealt with, or is to come again later."""
+        """Note whether the last item of `offer` was accepted. A refused item comes again later."""
         feed, self._offered = self._offered, None
         assert feed is not None, "something was offered"
         if accepted:
-            feed.hand.settle()
+            if feed in self._feeds:  # otherwise the callback stopped the log, or sought in it
+                feed.hand.settle()
             feed.refused = 0
             return
         pause_s = min(REDELIVER_MAX_S, REDELIVER_FIRST_S * 2**feed.refused)
@@ -589,11 +596,5 @@ def _tell_health(
     loop.call_soon(on_health, log, why)
 
 
-def _end_all(feeds: deque[Feed], on_end: Callable[[], object]) -> None:
-    for feed in feeds:
-        end(feed)
-    on_end()
-
-
 def _nothing() -> None:
-    """A reader's end has no waiters."""
+    """The default of `on_end`: no caller waits for a reader's end."""

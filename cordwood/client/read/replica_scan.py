@@ -1,8 +1,9 @@
 """One node's copies of a log's range, each judged by its own checksum.
 
-For audits. A reader merges nodes and takes the first good copy; this asks one node, on a
-connection of its own, and keeps for each block the facts that an audit compares: its place, the
-envelope of the copy, and whether its bytes match its header. Bodies are summed and dropped.
+For audits. A reader merges nodes and takes the first good copy; this asks one node, on a connection
+of its own, and keeps for each block the facts that an audit compares: its place, the envelope of
+the copy, and whether its bytes match its header. The checksum of each body is computed, and the
+body is dropped.
 
 Source: docs/sources/spark.md §7 ("compare block digests, not records").
 """
@@ -45,9 +46,10 @@ CREDIT_BYTES = 8 << 20
 """Bytes that the node may send ahead of the verified bytes: as for a reader."""
 
 DIAL_TIMEOUT_S = 5.0
+"""How long a connection may take. A node that is up answers within milliseconds."""
 
 STALL_TIMEOUT_S = 30.0
-"""How long a node may say nothing before the scan fails; it reads from its disk for less."""
+"""The longest silence of a node before the scan fails. A read from its disk takes less."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +63,8 @@ class Copy:
         raw_crc: CRC32C of the uncompressed body, by the header: equal for all good copies.
         is_intact: whether the body's own checksum is right.
         copyset: the nodes that should hold this copy.
-        by_recovery, seal_epoch, wave: which copy counts, the highest of them.
+        by_recovery, seal_epoch, wave: the precedence of the copy; of several copies, the highest
+            counts.
     """
 
     first: int
@@ -149,7 +152,7 @@ class _Scan:
         self._received = 0
 
     def on_frame(self, connection: Connection, frame: Frame) -> None:
-        """Blocks, or how the node takes the request."""
+        """Take blocks, or the node's answer to the request."""
         if frame.kind == Kind.READING:
             _, status, _, _, trim = read_reading(frame.payload)
             self.trim = max(self.trim, trim)

@@ -1,12 +1,12 @@
 """The shared tail: one stream feeds all streams of a client that wait at the tail of one log.
 
-Without it, a hundred readers of one log in one process got each block a hundred times from five
-nodes: each stream has its own windows, credit and gap detection, and at the tail all of them reach
-the same results. Here one more stream, the *leader*, reads on from the tail. It gives its results
-(blocks, gaps, troubles) to all members. A member keeps its items in its queue until it takes them.
-A member with more than QUEUE_BYTES_MAX in its queue is slow. It leaves, takes the items that it
-has, and then asks the nodes by itself until it reaches a shared place again. So no member waits for
-another.
+Without a shared tail, a hundred readers of one log in one process got each block a hundred times
+from five nodes: each stream has its own windows, credit and gap detection, and at the tail all of
+them reach the same results. Here one more stream, the *leader*, reads on from the tail. It gives
+its results (blocks, gaps, troubles) to all members. A member keeps its items in its queue until it
+takes them. A member with more than QUEUE_BYTES_MAX in its queue is slow. It leaves, takes the items
+that it has, and then asks the nodes by itself until it reaches a shared place again. So no member
+waits for another.
 
 A member joins at the leader's position, or at one of the leader's last items: the items tile, so
 only the member's position counts. Readers that became slow at the same time stand at the same

@@ -32,12 +32,14 @@ ARROW_BYTES = 4 << 20
 class StreamItems(ABC):
     """A stream of blocks and gaps, taken by the item.
 
-    Iterating it gives `Record` and `Gap`. A loop that was left, by `break`, an error or a
-    cancelled `anext`, is gone on with by the next one, and by every other call: nothing that was
-    not given is passed over.
+    Iterating it gives `Record` and `Gap`. A loop may be left by `break`, an error or a cancelled
+    `anext`. The next loop, or any other call, continues with the next item that was not given, so
+    no item is left out.
 
     Attributes:
-        info: the log. until: the last wanted LSN. hand: items taken and not given out.
+        info: the log.
+        until: the last wanted LSN.
+        hand: items taken and not given out.
     """
 
     info: LogInfo
@@ -66,7 +68,7 @@ class StreamItems(ABC):
     @property
     @abstractmethod
     def taken_lsn(self) -> int:
-        """The first LSN that was not taken off the nodes yet."""
+        """The first LSN that was not taken from the nodes yet."""
 
     @property
     def next_lsn(self) -> int:
@@ -120,7 +122,7 @@ class StreamItems(ABC):
         return many
 
     async def fill(self, bytes_max: int, items_max: int = sys.maxsize) -> bool:
-        """See that something is in the hand; False once all was given out.
+        """Wait until an item is in the hand. Returns False when all items were given out.
 
         Args:
             bytes_max, items_max: see `next_many`.

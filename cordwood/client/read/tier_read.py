@@ -1,9 +1,9 @@
-"""Reads what nodes let go of from main storage, for one read stream.
+"""Reads the records that nodes let go of from main storage, for one read stream.
 
-Nodes say up to where main storage holds a log, and pass on after that. From there on this reads
-objects, from the stream's position up to the nodes' tier point, and then the stream continues with
-the nodes' blocks. The tier point lies below the manifest's end, so the two meet: a node reports a
-tier point only once the store holds it durably.
+Nodes report the tier point of a log, and send only later records. This module reads objects from
+the stream's position up to that tier point, and then the stream continues with the nodes' blocks.
+The tier point is never above the manifest's end, so no record is left out: a node reports a tier
+point only when the store holds all records up to it durably.
 
 Two bounds limit the read-ahead: the history reader's gets, and QUEUE_BYTES here. A store that does
 not answer is asked again, with pauses that grow, for as long as the stream is read.
@@ -36,6 +36,7 @@ QUEUE_BYTES = 4 << 20
 
 PAUSE_FIRST_S = 0.2
 PAUSE_MAX_S = 10.0
+"""The first and the longest pause before a store that does not answer is asked again."""
 
 FROM_MAIN_STORAGE = NodeId(0)
 """The sender of a block that no node sent."""
@@ -70,10 +71,10 @@ class TierRead:
         on_news: called when there is something to take, or a trouble.
         payloads: without, bodies are left out.
     Attributes:
-        until: the last LSN that it gives. trouble: the reason why the store gives nothing, "" if it
-        works.
-            error: the final error: main storage differs from what was written, or is another
-            cluster's.
+        first, until: the first and the last LSN that it gives.
+        looked_at: when the manifest was read that the item taken last comes from.
+        trouble: the reason why the store gives nothing, "" if it works.
+        error: the final error: main storage differs from what was written, or is another cluster's.
     """
 
     def __init__(
@@ -86,7 +87,8 @@ class TierRead:
         *,
         payloads: bool,
     ) -> None:
-        self.until = until
+        self.first, self.until = start, until
+        self.looked_at = 0.0
         self.trouble = ""
         self.error: CordwoodError | None = None
         self._open_history = open_history
@@ -94,7 +96,7 @@ class TierRead:
         self._next = start
         self._on_news = on_news
         self._payloads = payloads
-        self._items: deque[HistoryItem] = deque()
+        self._items: deque[tuple[HistoryItem, float]] = deque()
         self._bytes = 0
         self._taken = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
@@ -117,11 +119,11 @@ class TierRead:
                 holds another cluster's log.
         """
         while self._items:
-            item = self._items.popleft()
+            item, self.looked_at = self._items.popleft()
             self._bytes -= _size(item)
             self._taken.set()
             if item.last < lsn:
-                continue  # a node that still had it sent it
+                continue  # a node that still had the block sent it
             first = max(lsn, int(item.first))
             if isinstance(item, Gap):
                 return Gap(Lsn(first), item.last, item.kind)
@@ -159,13 +161,16 @@ class TierRead:
                 pause_s = min(PAUSE_MAX_S, 2 * pause_s)
 
     async def _fetch(self, history: HistoryReader) -> None:
+        looked_at: float | None = None
         while (item := await history.next()) is not None:
             if item.first != self._next:
                 raise Malformed(
                     f"log {self._log}: main storage goes on at {format_lsn(item.first)} behind "
                     f"{format_lsn(self._next)}"
                 )
-            self._items.append(item)
+            if looked_at is None:
+                looked_at = asyncio.get_running_loop().time()
+            self._items.append((item, looked_at))
             self._bytes += _size(item)
             self._next = int(item.last) + 1
             self.trouble = ""

@@ -1,9 +1,11 @@
-"""Changes of the log tree that two nodes do: the first did not answer, and the second was asked."""
+"""Changes of the log tree, and of nodes, that two nodes do: the first did not answer, and
+the second was asked."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from contextlib import nullcontext
 
 import pytest
 from cluster_at_hand import ClusterAtHand, simulate, values
@@ -14,8 +16,10 @@ from cordwood.errors import Fenced, LogExists, UnknownLog
 from cordwood.layout.message import Call, Reply
 from cordwood.layout.message_consumers import AskConsumers, JoinConsumer
 from cordwood.layout.message_logs import LogReply
+from cordwood.layout.message_nodes import SetAuthority, SetStorage
 from cordwood.layout.message_rights import DeleteLog, RaiseToken, RenameLog, SetAttributes
 from cordwood.log_attributes import LogAttributes
+from cordwood.nodes import Authority, NodeId
 from cordwood.sim.planted import find_bug, planted
 
 LATE_S = 20.0
@@ -293,3 +297,72 @@ class TestLate:
                 with pytest.raises(UnknownLog):
                     await store._cluster.call_any(call, timeout_s=5)
             assert await values(store, "/a") == [b"0"]
+
+
+async def cut_off(cluster: ClusterAtHand, call: Call) -> None:
+    """The first node that is asked gets an order about a node only when the network is mended."""
+    if isinstance(call, SetAuthority | SetStorage):
+        cluster.simulation.network.partition(["client-1"], [cluster.machine(1).name])
+
+
+@pytest.mark.parametrize("is_planted", [False, True])
+def test_a_late_order_sets_no_status_that_came_and_went(*, is_planted: bool) -> None:
+    """A node was cut off with the order. Another node carried it out, and the reported node came
+    back with its data. Then it was down again, and the first node called its data gone."""
+
+    async def scenario(cluster: ClusterAtHand) -> None:
+        async with cluster.client(timeout_s=60) as operator, cluster.client() as store:
+            await store.append("/a", b"0")
+            cluster.kill(3)
+            await asyncio.sleep(LATE_S)
+            noted(operator, lambda call: cut_off(cluster, call))
+            await operator.set_authority(3, Authority.UNDER_REPLICATED)
+            await cluster.start(3)
+            await asyncio.sleep(LATE_S)
+            assert (await store.authorities())[NodeId(3)] is Authority.FULLY_AUTHORITATIVE
+            cluster.kill(3)
+            await asyncio.sleep(LATE_S)
+            cluster.simulation.network.mend_all()
+            await asyncio.sleep(LATE_S)
+            is_gone = (await store.authorities())[NodeId(3)] is Authority.UNDER_REPLICATED
+            assert is_gone is is_planted
+
+    with planted(find_bug("late-status-again")) if is_planted else nullcontext():
+        simulate(scenario, nodes=5)
+
+
+@pytest.mark.parametrize("is_planted", [False, True])
+def test_a_late_order_makes_no_node_read_only_again(*, is_planted: bool) -> None:
+    async def scenario(cluster: ClusterAtHand) -> None:
+        async with cluster.client(timeout_s=60) as operator, cluster.client() as store:
+            await store.append("/a", b"0")
+            noted(operator, lambda call: cut_off(cluster, call))
+            await operator.set_storage(3, read_only=True)
+            await asyncio.sleep(LATE_S)
+            assert (await store.read_only())[NodeId(3)]
+            await store.set_storage(3, read_only=False)
+            cluster.simulation.network.mend_all()
+            await asyncio.sleep(LATE_S)
+            assert (await store.read_only())[NodeId(3)] is is_planted
+
+    with planted(find_bug("late-status-again")) if is_planted else nullcontext():
+        simulate(scenario, nodes=5)
+
+
+@as_scenario(simulate)
+async def test_an_order_about_a_node_is_done_once_and_may_be_repeated(
+    cluster: ClusterAtHand,
+) -> None:
+    async with cluster.client() as store:
+        calls = noted(store)
+        await store.set_storage(3, read_only=True)
+        order = next(each for each in calls if isinstance(each, SetStorage))
+        assert order.if_version
+        await store._cluster.call_any(order, timeout_s=5)  # it is so already
+        await store.set_storage(3, read_only=False)
+        with pytest.raises(Fenced, match="was changed since this order was given"):
+            await store._cluster.call_any(order, timeout_s=5)
+        older = SetStorage(3, read_only=True)
+        await store._cluster.call_any(older, timeout_s=5)
+        await store._cluster.refresh_members(timeout_s=5)
+        assert (await store.read_only())[NodeId(3)]

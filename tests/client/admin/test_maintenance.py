@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from collections.abc import Callable
 
 import pytest
@@ -11,9 +12,17 @@ from scenarios import as_scenario
 
 from cordwood.client.store import Store
 from cordwood.errors import BadSetting, OutcomeUnknown, Rejected
-from cordwood.layout.message_maintenance import MaintenanceRequest
+from cordwood.layout.log_questions import CopiesReply
+from cordwood.layout.message_maintenance import (
+    ApplyMaintenance,
+    MaintenanceRequest,
+    RemoveMaintenance,
+)
+from cordwood.layout.message_rebuilding import RebuildOrder, RebuildReply, SayRebuild
 from cordwood.layout.rebuild_events import read_set
 from cordwood.metadata.maintenance import MaintenanceStore
+from cordwood.nodes import NodeId
+from cordwood.settings import StorageSettings
 from cordwood.sim.planted import find_bug, planted
 
 
@@ -79,7 +88,8 @@ async def test_a_request_is_granted_while_the_first_node_is_cut_off_from_the_met
 @as_scenario(simulate, nodes=5)
 async def test_a_drain_empties_the_node_and_ends_with_its_request(cluster: ClusterAtHand) -> None:
     async with cluster.client(timeout_s=10) as store:
-        for number in range(20):
+        # So many that the request is removed before the node is empty.
+        for number in range(300):
             await store.append("a", b"%d" % number)
         made = await ask(store, 3, wanted="DRAINED")
         assert made.state == "DRAINING"
@@ -88,6 +98,95 @@ async def test_a_drain_empties_the_node_and_ends_with_its_request(cluster: Clust
         made = await ask(store, 3, wanted="DRAINED")
         await wait_state(store, made.number, "DRAINED")
         assert [entry.node for entry in (await store.rebuilding()).lost] == [3]
+
+
+@as_scenario(simulate, nodes=7, copies=2, storage=StorageSettings(rebuild_bytes_s=200_000))
+async def test_a_node_may_disappear_by_its_drain_once_it_is_empty(cluster: ClusterAtHand) -> None:
+    async with cluster.client(timeout_s=30) as store:
+        for _ in range(200):
+            await store.append("a", bytes(20_000))
+        assert (await ask(store, 1)).state == "GRANTED"
+        drain = await ask(store, 2, wanted="DRAINED")
+        assert drain.state == "DRAINING"
+        stop = await ask(store, 2)
+        assert stop.state == "BLOCKED_UNTIL_SAFE"
+        assert "reads would stop" in stop.blocked
+        await wait_state(store, drain.number, "DRAINED", timeout_s=900)
+        await wait_state(store, stop.number, "GRANTED")
+
+
+@as_scenario(simulate, nodes=5, storage=StorageSettings(rebuild_bytes_s=65_536))
+async def test_a_drain_that_is_ordered_late_ends_with_its_request(
+    cluster: ClusterAtHand, *, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The end of the request found no drain to cancel. The drain came after it, and stayed."""
+    async with cluster.client(timeout_s=10) as store:
+        for _ in range(20):  # a node with nothing to give is empty at once, and stays drained
+            await store.append("a", random.Random(1).randbytes(100_000))
+    first = cluster.running[NodeId(1)]._maintenance
+    obey = first._obey
+
+    async def late(call: SayRebuild) -> CopiesReply | RebuildReply:
+        if call.order is RebuildOrder.DRAIN:
+            await asyncio.sleep(8)
+        return await obey(call)
+
+    monkeypatch.setattr(first, "_obey", late)
+    asking = asyncio.create_task(
+        first.answer(ApplyMaintenance((3,), (), "DRAINED", "a new disk", "ann", 0, "asked"))
+    )
+    await asyncio.sleep(4)
+    async with cluster.client(timeout_s=10) as store:
+        await cluster.running[NodeId(2)]._maintenance.answer(RemoveMaintenance(1, "removed"))
+        await asking
+        await asyncio.sleep(60)
+        assert (await store.rebuilding()).lost == ()
+
+
+@as_scenario(simulate, nodes=5, storage=StorageSettings(rebuild_bytes_s=65_536))
+async def test_a_request_tells_why_its_drain_is_refused(cluster: ClusterAtHand) -> None:
+    """It showed as DRAINING, and nothing told that the drain had not begun."""
+    async with cluster.client(timeout_s=10) as store:
+        for _ in range(20):
+            await store.append("a", random.Random(1).randbytes(100_000))
+        await store.say_rebuild(5, "drain")
+        made = await ask(store, 3, wanted="DRAINED")
+        assert made.state == "DRAINING"
+        assert made.blocked.startswith("node 3: too many nodes would be rebuilding")
+        await wait_state(store, made.number, "DRAINED")
+        (found,) = await store.maintenance()
+        assert found.blocked == ""
+
+
+@as_scenario(simulate, nodes=4, copies=3)
+async def test_a_drain_that_a_request_orders_late_is_judged_again(
+    cluster: ClusterAtHand, *, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The request was safe when it was granted. Its drain came after another one, and neither
+    ended."""
+    async with cluster.client(timeout_s=10) as store:
+        await store.append("a", b"1")
+        cluster.add_nodes(3)
+        await cluster.start(5, 6, 7)
+        await asyncio.sleep(5)
+        first = cluster.running[NodeId(5)]._maintenance
+        obey = first._obey
+
+        async def late(call: SayRebuild) -> CopiesReply | RebuildReply:
+            await asyncio.sleep(8)
+            return await obey(call)
+
+        monkeypatch.setattr(first, "_obey", late)
+        asking = asyncio.create_task(
+            first.answer(ApplyMaintenance((2,), (), "DRAINED", "a new disk", "ann", 0, "asked"))
+        )
+        await asyncio.sleep(4)
+        forced = SayRebuild(1, RebuildOrder.DRAIN, forced=True)
+        await cluster.running[NodeId(6)]._maintenance.obey_operator(forced)
+        (told,) = (await asking).requests
+        assert told.state == "DRAINING"
+        assert told.blocked.startswith("node 2 is not drained: ")
+        assert [each.node for each in (await store.rebuilding()).lost] == [1]
 
 
 @as_scenario(simulate, nodes=3)
@@ -227,6 +326,27 @@ def test_an_order_that_a_second_node_gets_is_carried_out_once(
 
     # Late is a write of the metadata store.
     simulate(scenario, nodes=5, replicated_events=False)
+
+
+@pytest.mark.parametrize("back", ["undrain", "abort"])
+def test_an_operator_does_not_end_a_drain_that_a_request_would_order_again(back: str) -> None:
+    async def scenario(cluster: ClusterAtHand) -> None:
+        async with cluster.client(timeout_s=20) as store:
+            for _ in range(100):
+                await store.append("a", bytes(20_000))
+            made = await ask(store, 3, wanted="DRAINED")
+            assert made.state == "DRAINING"
+            with pytest.raises(Rejected, match=f"maintenance remove {made.number}"):
+                await store.say_rebuild(3, back)
+            assert [each.node for each in (await store.rebuilding()).lost] == [3]
+            cluster.kill(4)  # a donor, so that nothing ends meanwhile
+            cluster.kill(3)
+            await asyncio.sleep(8)
+            await store.say_rebuild(3, "start")
+            if back == "abort":
+                await store.say_rebuild(3, back)  # it is lost, and its data may be there
+
+    simulate(scenario, nodes=5, storage=StorageSettings(rebuild_bytes_s=100_000))
 
 
 @as_scenario(simulate, nodes=5)

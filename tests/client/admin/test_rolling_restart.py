@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from cluster_at_hand import ClusterAtHand, simulate
+from cluster_at_hand import ClusterAtHand, simulate, until
 from scenarios import as_scenario
 
-from cordwood.client.admin.rolling_restart import rolling_restart
+from cordwood.client.admin.rolling_restart import nodes_in_service, rolling_restart
 from cordwood.errors import BadSetting, OutcomeUnknown, Rejected, Retryable, Unreachable
 from cordwood.nodes import NodeId
 
@@ -32,6 +32,27 @@ async def test_all_nodes_are_restarted_one_at_a_time_and_appends_go_on(
         await store.append("a", b"value")
         assert await store.maintenance() == []
     assert [line.split(":")[0] for line in said[::2]] == [f"node {n}" for n in (1, 2, 3, 4)]
+
+
+@as_scenario(simulate, nodes=6, copies=2)
+async def test_a_node_that_was_taken_out_is_left_out(cluster: ClusterAtHand) -> None:
+    """The run waited for it for ever, with the nodes behind it not restarted."""
+    said: list[str] = []
+    leaves = NodeId(3)
+
+    async with cluster.client(timeout_s=30) as store:
+        await store.append("a", b"value")
+        await store.say_rebuild(leaves, "drain")
+        await until(lambda: (
+            (entry := cluster.running[NodeId(1)]._rebuild.set.entry(leaves)) is not None
+            and entry.is_empty
+        ))  # fmt: skip
+        assert await nodes_in_service(store, said.append) == [1, 2, 3, 4, 5, 6], "it runs"
+        assert said == []
+        cluster.kill(leaves)
+        cluster.kill(5)
+        assert await nodes_in_service(store, said.append) == [1, 2, 4, 5, 6], "5 may come back"
+        assert said == ["node 3: it is empty and does not run, so it is left out"]
 
 
 @as_scenario(simulate, nodes=3)

@@ -13,7 +13,12 @@ from cluster_at_hand import ClusterAtHand, read_all, simulate, values
 from scenarios import as_scenario, now
 
 from cordwood.block import Codec, Record
-from cordwood.client.append.buffered_writer import BufferedWriter, WriteMode, WriterOptions
+from cordwood.client.append.buffered_writer import (
+    WAITS_A_TICK,
+    BufferedWriter,
+    WriteMode,
+    WriterOptions,
+)
 from cordwood.client.store import Store
 from cordwood.errors import (
     BadSetting,
@@ -27,6 +32,7 @@ from cordwood.errors import (
 )
 from cordwood.lsn import Lsn
 from cordwood.settings import MIB
+from cordwood.sim.planted import find_bug, planted
 
 LOG = 1
 
@@ -122,6 +128,64 @@ class TestTriggers:
 
 
 class TestMemory:
+    @as_scenario(simulate)
+    async def test_other_tasks_go_on_while_a_program_puts_without_a_pause(
+        self, cluster: ClusterAtHand
+    ) -> None:
+        """`wait_space` never waited while there was room: nothing was sent or answered for
+        seconds."""
+        async with cluster.client() as store, store.buffered_writer() as writer:
+            ticks = 0
+
+            async def count() -> None:
+                nonlocal ticks
+                while True:
+                    await asyncio.sleep(0)
+                    ticks += 1
+
+            counting = asyncio.ensure_future(count())
+            for _ in range(4 * WAITS_A_TICK):
+                await writer.wait_space()
+                writer.put("log", b"x")
+            assert ticks >= 3
+            counting.cancel()
+            await writer.flush()
+            assert (writer.failed, len(await values(store, "log"))) == (0, 4 * WAITS_A_TICK)
+
+    @pytest.mark.parametrize("mode", WriteMode)
+    def test_appends_that_start_together_are_stored_in_their_order(self, mode: WriteMode) -> None:
+        """Each 256th gave other tasks a turn before it had its place: a later append took it."""
+
+        async def scenario(cluster: ClusterAtHand) -> None:
+            options = WriterOptions(mode=mode)
+            async with cluster.client() as store, store.buffered_writer(options) as writer:
+                for first in range(0, 3 * WAITS_A_TICK, 30):
+                    numbers = range(first, first + 30)
+                    await asyncio.gather(*(writer.append("log", b"%06d" % n) for n in numbers))
+                found = await values(store, "log")
+            assert found == sorted(found)
+            assert len(found) >= 3 * WAITS_A_TICK
+
+        simulate(scenario)
+        with planted(find_bug("writer-ticks-first")), pytest.raises(AssertionError):
+            simulate(scenario)
+
+    @as_scenario(simulate)
+    async def test_a_record_that_cannot_be_put_leaves_the_others_of_its_block(
+        self, cluster: ClusterAtHand
+    ) -> None:
+        async with cluster.client() as store, store.buffered_writer() as writer:
+            writer.put("log", b"1")
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(
+                    "cordwood.client.append.buffered_writer.own_headers", lambda _: 1 // 0
+                )
+                with pytest.raises(ZeroDivisionError):
+                    writer.put("log", b"2")
+            writer.put("log", b"3")
+            await writer.flush()
+            assert (writer.failed, await values(store, "log")) == (0, [b"1", b"3"])
+
     @as_scenario(simulate)
     async def test_it_is_bounded_and_who_appends_waits(self, cluster: ClusterAtHand) -> None:
         async with cluster.client() as store:

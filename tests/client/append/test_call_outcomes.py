@@ -14,6 +14,7 @@ import pytest
 from cluster_at_hand import ClusterAtHand, simulate, values
 from scenarios import as_scenario
 from swaps import swap, swap_value
+from zstandard import ZstdError
 
 import cordwood
 from cordwood.block import Record
@@ -126,14 +127,23 @@ class TestBuffers:
             assert await values(store, "one") == [b"viewed"]
             assert await values(store, "two") == [b"same turn", b"later"]
 
-    def test_records_that_cannot_be_encoded_end_alone(self, monkeypatch: pytest.MonkeyPatch):
+    @pytest.mark.parametrize(
+        "wrong",
+        [ValueError("no body"), MemoryError(), ZstdError("Allocation error : not enough memory")],
+        ids=repr,
+    )
+    def test_records_that_cannot_be_encoded_end_alone(
+        self, monkeypatch: pytest.MonkeyPatch, wrong: Exception
+    ):
+        """An error of zstd was not expected there: the call waited for ever, and the other log's
+        records of that turn were not sent."""
         from cordwood.client.append import pending_block
 
         encode = pending_block.encode_body
 
         def encode_body(values, **columns):
             if b"bad" in values:
-                raise ValueError("no body")
+                raise wrong
             return encode(values, **columns)
 
         monkeypatch.setattr(pending_block, "encode_body", encode_body)

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
+from contextlib import nullcontext
+from typing import Any
 
 import pytest
-from cluster_at_hand import simulate
+from cluster_at_hand import ClusterAtHand, simulate
 from scenarios import as_scenario
+from swaps import swap
 
-from cordwood.block import Gap
+from cordwood.block import Buffer, Gap
+from cordwood.client.append import pending_block
 from cordwood.client.append.producer import DOUBTS_MAX, Producer, ProducerCall, ProducerPlace
 from cordwood.errors import BadSetting, OutcomeUnknown, OutOfSequence, Retryable
 from cordwood.sim.planted import find_bug, planted
@@ -324,3 +329,41 @@ def test_a_producer_remembers_so_many_calls_of_unknown_outcome():
     call.takes(DOUBTS_MAX + 3, [b"new"], None)
     call.ended_well()
     assert len(doubts) == DOUBTS_MAX, "those that were not noted stand for all"
+
+
+@pytest.mark.parametrize("settings", [{"block_records": 2}, {"block_bytes": 4200}])
+@pytest.mark.parametrize("wrong", [0, 1])
+@pytest.mark.parametrize("is_planted", [False, True])
+def test_a_block_that_could_not_be_encoded_leaves_its_place_to_no_other(
+    monkeypatch: pytest.MonkeyPatch, is_planted: bool, wrong: int, settings: dict[str, int]
+) -> None:
+    """The next block of the call got its sequences. When the call was made again, its records were
+    taken for a repeat of those: they were acknowledged with the others' LSNs, and lost. The last
+    block of the call was stored twice."""
+    records = [b"%d" % number + bytes(2000) for number in range(6)]
+    encode, failed = pending_block.encode_body, list[bytes]()
+
+    def encode_body(values: Sequence[Buffer], **columns: Any) -> bytes:
+        if not failed and records[2 * wrong] in values:
+            failed.append(records[2 * wrong])
+            raise MemoryError
+        return encode(values, **columns)
+
+    async def scenario(cluster: ClusterAtHand) -> None:
+        async with cluster.client(**settings) as store:
+            log = (await store.create_log("log")).log_id
+            swap(monkeypatch, encode, encode_body, within=pending_block)
+            with pytest.raises(OutcomeUnknown if wrong or is_planted else BadSetting):
+                await store.append_many("log", records, producer=(producer := Producer(7)))
+            assert failed
+            again = producer.again(log, 0)
+            lsns = await store.append_many("log", records, producer=again)
+            assert len({*lsns}) == 6
+            found = await values(store, "log")
+            if is_planted:
+                assert not {*records[2 * wrong : 2 * wrong + 2]} & {*found}
+            else:
+                assert found == records
+
+    with planted(find_bug("place-left-to-next")) if is_planted else nullcontext():
+        simulate(scenario)

@@ -145,6 +145,64 @@ async def test_out_of_sequence_says_whether_it_is_ahead_or_stored_and_what_comes
     assert (behind.value.kind, behind.value.expected) == (Misplaced.BEHIND, None)
 
 
+@pytest.mark.parametrize("more", [1, 2, 6])
+@as_scenario(simulate)
+async def test_a_call_of_more_blocks_than_a_log_remembers_ends_when_it_is_sent_again(
+    cluster, *, more: int
+) -> None:
+    """Its outcome was said to be unknown, and it was sent again for ever; or it was said to be
+    absent, and a program that went by that stored it twice."""
+    lines = [b"%d" % number for number in range(producers.PLACES_MAX + more)]
+    producer = Producer(7)
+    async with cluster.client(block_records=1) as store:
+        made = await store.create_log("log")
+        await store.append_many("log", lines, producer=producer)
+        again = producer.again(made.log_id, 0)
+        with pytest.raises(OutOfSequence) as raised:
+            await store.append_many("log", lines, producer=again)
+        assert await values(store) == lines
+    assert (raised.value.kind, raised.value.expected) == (Misplaced.STORED, len(lines))
+    assert raised.value.is_outcome_unknown
+    assert not OutOfSequence("", Misplaced.GAP, 0).is_outcome_unknown
+    assert not OutOfSequence("", Misplaced.BEHIND).is_outcome_unknown
+
+
+@as_scenario(simulate)
+async def test_the_rest_of_a_call_of_many_blocks_is_sent_where_the_log_ends(cluster) -> None:
+    """The call itself ended as out of sequence each time, and its rest was refused as other
+    records: the producer could not go on."""
+    lines = [b"%d" % number for number in range(300)]
+    headers: list[list[tuple[str, bytes]]] = [[("h", line)] for line in lines]
+    producer = Producer(7)
+    async with cluster.client(block_records=1, timeout_s=3) as store, cluster.client() as other:
+        log = (await store.create_log("log")).log_id
+        sent = asyncio.ensure_future(
+            store.append_many("log", lines, headers=headers, producer=producer)
+        )
+        while len(await values(other)) < 10:
+            assert not sent.done()
+        network = cluster.simulation.network
+        network.partition(["client-1"], [f"node-{number}" for number in cluster.numbers])
+        await asyncio.wait([sent])
+        assert isinstance(sent.exception(), OutcomeUnknown)
+        network.mend_all()
+        producer = producer.again(log, 0)
+        with pytest.raises(OutOfSequence) as raised:
+            await store.append_many("log", lines, headers=headers, producer=producer)
+        end = raised.value.expected
+        assert raised.value.kind is Misplaced.STORED
+        assert end is not None
+        assert await values(other) == lines[:end]
+        assert 10 <= end < 300
+        producer = producer.again(log, end)
+        with pytest.raises(OutOfSequence, match="other records than these"):
+            await store.append_many("log", lines[end:-1], producer=producer)
+        producer = producer.again(log, end)
+        await store.append_many("log", lines[end:], headers=headers[end:], producer=producer)
+        await store.append("log", b"next", producer=producer)
+        assert await values(other) == [*lines, b"next"]
+
+
 def test_queries_that_published_leave_producers_their_memory(monkeypatch: pytest.MonkeyPatch):
     swap_value(monkeypatch, lambda: producers.QUERIES, Budget(20, 60_000_000))
 
@@ -370,7 +428,7 @@ def test_a_refusal_of_what_was_sent_before_leaves_open_whether_it_is_stored(
     answers = [OutcomeUnknown("planted"), OutOfSequence("planted")]
 
     def on_acked(self, token, first, by):
-        self.on_fault(token, answers.pop(0), NodeId(0))
+        self.on_fault(token, answers.pop(0), NodeId(0), by)
 
     async def scenario(cluster, store):
         with monkeypatch.context() as patch:

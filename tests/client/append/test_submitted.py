@@ -223,7 +223,7 @@ def test_a_forked_child_is_refused_whatever_its_parent_held(tmp_path: Path) -> N
                 ):
                     with pytest.raises(Closed, match="forked"):
                         call()
-                store._leave()
+                store._leave(lambda: 10.0)
                 store.close()
                 code = 0
             finally:
@@ -311,6 +311,112 @@ def run_program(text: str, *arguments: object) -> str:
     return ended.stdout + ended.stderr
 
 
+UNCLOSED = {
+    "blocking": """
+store = cordwood.connect(sys.argv[1])
+for number in range(10):
+    store.append("log", b"%d" % number)
+""",
+    "two of them": """
+stores = [cordwood.connect(sys.argv[1]), cordwood.connect(sys.argv[1] + "-other")]
+for number in range(10):
+    stores[0].append("log", b"%d" % number)
+    stores[1].append("log", b"%d" % number)
+""",
+    "with reads": """
+store = cordwood.connect(sys.argv[1])
+for number in range(10):
+    store.append("log", b"%d" % number)
+reader, consumer = store.reader("log"), store.consumer("c", "log", member="m")
+assert consumer.__enter__().read().records and reader.read().records
+""",
+    "a thread that goes on": """
+store = cordwood.connect(sys.argv[1])
+for number in range(10):
+    store.append("log", b"%d" % number)
+def call():
+    try:
+        while True:
+            store.append("other", b"x")
+    except cordwood.CordwoodError:
+        pass
+threading.Thread(target=call).start()
+time.sleep(0.2)
+""",
+    "a daemon thread that reads": """
+store = cordwood.connect(sys.argv[1])
+for number in range(10):
+    store.append("log", b"%d" % number)
+def read():
+    for item in store.read("log", until=None):
+        pass
+threading.Thread(target=read, daemon=True).start()
+time.sleep(0.2)
+""",
+    "daemon threads that submit": """
+store = cordwood.connect(sys.argv[1])
+writer = store.buffered_writer()
+for number in range(10):
+    writer.submit("log", b"%d" % number)
+def submit():
+    while True:
+        writer.submit("other", b"x")
+for _ in range(2):
+    threading.Thread(target=submit, daemon=True).start()
+time.sleep(1)
+""",
+    "daemon threads that wait for memory": """
+store = cordwood.connect(sys.argv[1])
+writer = store.buffered_writer()
+for number in range(10):
+    writer.submit("log", b"%d" % number)
+full = store.buffered_writer(cordwood.client.append.buffered_writer.WriterOptions(
+    size_trigger_bytes=1, memory_bytes_max=1))
+def submit():
+    while True:
+        full.submit("other", b"x")
+for _ in range(2):
+    threading.Thread(target=submit, daemon=True).start()
+time.sleep(1)
+""",
+    "asyncio in a thread": """
+async def main():
+    store = await cordwood.aio.connect(sys.argv[1])
+    for number in range(10):
+        await store.append("log", b"%d" % number)
+    is_done.set()
+    await asyncio.Event().wait()
+is_done = threading.Event()
+threading.Thread(target=asyncio.run, args=(main(),), daemon=True).start()
+is_done.wait()
+""",
+    "asyncio": """
+async def main():
+    store = await cordwood.aio.connect(sys.argv[1])
+    for number in range(10):
+        await store.append("log", b"%d" % number)
+asyncio.run(main())
+""",
+}
+
+
+@pytest.mark.parametrize("way", UNCLOSED)
+def test_a_store_in_the_process_that_was_not_closed_ends_in_silence(
+    tmp_path: Path, way: str
+) -> None:
+    """The interpreter takes its threads from the store's node, and that told of it by a
+    traceback."""
+    began = time.monotonic()
+    said = run_program(
+        "import asyncio, sys, threading, time, cordwood, cordwood.aio\n" + UNCLOSED[way],
+        tmp_path / "store",
+    )
+    assert said == ""
+    assert time.monotonic() - began < 30
+    with cordwood.connect(tmp_path / "store") as store:
+        assert [each.value for each in stored(store)] == [b"%d" % n for n in range(10)]
+
+
 class TestEndOfTheProgram:
     def test_what_was_submitted_is_stored(self, tmp_path: Path) -> None:
         said = run_program(
@@ -338,8 +444,8 @@ for number in range(100):
         said = run_program(
             """
 import sys, time, cordwood
-from cordwood.client.blocking import blocking_store as blocking
-blocking.EXIT_S = 0.1
+from cordwood.host import at_end
+at_end.END_S = at_end.CLOSE_S = 0.1
 store = cordwood.connect(sys.argv[1])
 writer = store.buffered_writer()
 store._thread.soon(lambda: time.sleep(30))

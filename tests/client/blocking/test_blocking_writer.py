@@ -58,6 +58,32 @@ def test_errors_come_by_the_future_or_at_once(tmp_path: Path) -> None:
             writer.append("log", b"late")
 
 
+class _LateName(str):
+    """A name of a caller's own class, which fails the second time: on the client's thread."""
+
+    __slots__ = ("asked",)
+
+    def encode(self, *_: object) -> bytes:
+        self.asked = getattr(self, "asked", 0) + 1
+        if self.asked > 1:
+            raise MemoryError
+        return b"log"
+
+
+def test_an_error_that_is_not_ours_reaches_the_future_and_stops_no_record(tmp_path: Path) -> None:
+    """The record had left the queue: its future never ended, and records behind it waited for the
+    next one."""
+    with cordwood.connect(tmp_path) as store, store.buffered_writer() as writer:
+        # The loop takes what is handed over meanwhile together.
+        store._thread.soon(lambda: time.sleep(0.2))
+        failed = writer.submit(_LateName("log"), b"failed")
+        behind = writer.submit("log", b"behind")
+        with pytest.raises(MemoryError):
+            failed.result(5)
+        assert behind.result(5)
+        assert writer.failed == 1
+
+
 class _Broken(datetime.tzinfo):
     """A time zone of the caller's own, which fails."""
 

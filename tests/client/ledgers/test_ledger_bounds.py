@@ -7,12 +7,21 @@ import asyncio
 import pytest
 from cluster_at_hand import ClusterAtHand, simulate
 from scenarios import as_scenario
-from swaps import swap_value
+from swaps import swap, swap_value
 
 from cordwood.admin import ledger_autorecovery
 from cordwood.client.ledgers import ledgers
-from cordwood.errors import BadSetting, Closed, Undecided, Unreachable
+from cordwood.errors import (
+    BadSetting,
+    Closed,
+    LedgerFenced,
+    OutcomeUnknown,
+    Overloaded,
+    Undecided,
+    Unreachable,
+)
 from cordwood.layout.ledger_metadata import CREATED_BYTES_MAX, METADATA_BYTES_MAX, pack_ledger
+from cordwood.layout.message_ledgers import LedgerReply, SetLedger
 from cordwood.ledger import (
     CUSTOM_BYTES_MAX,
     ENSEMBLE_MAX,
@@ -26,6 +35,7 @@ from cordwood.ledger import (
     fragments_max,
 )
 from cordwood.metadata.ledger_marks import LedgerMarks
+from cordwood.metadata.ledgers import LedgerMetadataStore
 from cordwood.nodes import NodeId
 from cordwood.protocol import ledger_writer
 from cordwood.protocol.ledger_autorecovery import Mark
@@ -233,5 +243,52 @@ async def test_auto_recovery_ends_a_long_ledger(
         metadata = await store.ledgers.metadata(ledger)
         mark = Mark(ledger, metadata.newest.nodes[:1], 0, 0)
         await LedgerMarks(cluster.metadata).add(mark)
-        await node._ledgers._autorecovery.look()
+        await node._ledgers._autorecovery._work()
         assert (await store.ledgers.metadata(ledger)).last == 7999
+
+
+@as_scenario(simulate)
+async def test_a_fence_ends_if_the_metadata_store_takes_no_change(cluster: ClusterAtHand) -> None:
+    """The store's disk was full: it answered reads, and a fence went on for ever."""
+
+    async def is_full(self: LedgerMetadataStore, call: SetLedger) -> LedgerReply:
+        raise Overloaded("the disk is full, or the file is at its limit")
+
+    async with cluster.client(timeout_s=2) as store:
+        made = await store.ledgers.create()
+        with pytest.MonkeyPatch.context() as patched:
+            swap(patched, LedgerMetadataStore._set, is_full)
+            async with asyncio.timeout(10):
+                with pytest.raises(Overloaded, match="no node is fenced"):
+                    await store.ledgers.fence(made.ledger_id)
+        assert await made.append(b"one") == 0
+        assert all((await store.ledgers.fence(made.ledger_id)).values())
+        with pytest.raises((LedgerFenced, OutcomeUnknown)):
+            await made.append(b"two")
+
+
+def test_progress_in_the_tick_of_the_deadline_is_no_error() -> None:
+    async def work() -> None:
+        async with asyncio.timeout(0) as patience:
+            try:
+                await asyncio.sleep(1)
+            finally:
+                ledger_autorecovery._extend(patience)
+
+    with pytest.raises(TimeoutError):
+        asyncio.run(work())
+
+
+@as_scenario(simulate, nodes=3)
+async def test_a_recovery_that_lacks_a_spare_node_says_so(cluster: ClusterAtHand) -> None:
+    """With Qw = Qa each entry needs all nodes of its write set, or another one in the place."""
+    async with cluster.client(timeout_s=5) as store:
+        made = await store.ledgers.create(ensemble=3, write=2, ack=2)
+        await made.append_many([b"one", b"two", b"three"])
+        made.abandon()
+        cluster.kill(made.metadata.newest.nodes[1])
+        with pytest.raises(Undecided, match="start a spare node"):
+            await store.ledgers.recover(made.ledger_id)
+        cluster.add_nodes(1)
+        await cluster.start(4)
+        assert (await store.ledgers.recover(made.ledger_id)).last == 2

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import threading
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -14,7 +15,8 @@ from scenarios import as_scenario
 
 from cordwood import aio
 from cordwood.embedded import connect_blocking
-from cordwood.errors import Closed, LedgerFenced, OutcomeUnknown, Rejected
+from cordwood.errors import BadSetting, Closed, LedgerFenced, OutcomeUnknown, Rejected
+from cordwood.protocol.ledger_writer import WriterLimits
 
 
 def test_what_is_no_payload_is_refused_and_not_made_one(tmp_path: Path) -> None:
@@ -104,3 +106,30 @@ async def test_a_writer_is_told_why_it_takes_nothing_any_more(cluster: ClusterAt
     for late in (lambda: anext(following), lambda: opened.wait_confirmed(-1, timeout_s=1)):
         with pytest.raises(Closed, match="this client was closed"):
             await late()
+
+
+@pytest.mark.parametrize(
+    "limits",
+    [
+        {"quorum_timeout_s": "5"},
+        {"quorum_timeout_s": math.nan},
+        {"quorum_timeout_s": 0},
+        {"entries_max": "10"},
+        {"entries_max": 0},
+        {"bytes_max": 1.5},
+        {"changes_max": -1},
+        {"delays_change": "no"},
+        {"defers_sync": None},
+    ],
+    ids=str,
+)
+def test_bounds_that_are_none_are_refused_before_the_ledger_is_made(
+    tmp_path: Path, limits: dict[str, Any]
+) -> None:
+    """A time limit in text ended the client with all its writers, once an entry had to wait."""
+    with connect_blocking(str(tmp_path)) as store:
+        with pytest.raises(BadSetting, match=next(iter(limits))):
+            store.ledgers.create(ensemble=1, write=1, ack=1, limits=WriterLimits(**limits))
+        with pytest.raises(BadSetting, match="WriterLimits"):
+            store.ledgers.create(ensemble=1, write=1, ack=1, limits=limits)  # type: ignore[arg-type]
+        assert [*store.ledgers.list()] == []

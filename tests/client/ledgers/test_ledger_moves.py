@@ -5,13 +5,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 
 import pytest
 from cluster_at_hand import ClusterAtHand, simulate
+from scenarios import as_scenario
 
 from cordwood.client.ledgers.readable_ledger import ReadableLedger
 from cordwood.client.ledgers.writable_ledger import WritableLedger
-from cordwood.errors import NoEntry
+from cordwood.errors import NoEntry, OutcomeUnknown
 from cordwood.sim.planted import find_bug, planted
 
 ONE_COPY = {"ensemble": 1, "write": 1, "ack": 1}
@@ -81,9 +83,39 @@ async def a_reader_waits_for_longer_than_a_node_does(cluster: ClusterAtHand) -> 
         assert 29.9 < loop.time() - began < 33
 
 
+async def a_copy_is_left_behind_the_end(cluster: ClusterAtHand) -> None:
+    """Its node was down while the ledger was recovered without this entry."""
+    async with cluster.client() as writer, cluster.client() as store:
+        made = await writer.ledgers.create(ensemble=3, write=3, ack=2)
+        assert await made.append(b"zero") == 0
+        first, *others = made.metadata.newest.nodes
+        for node in others:
+            cluster.machine(node).pause()
+        cut = asyncio.ensure_future(made.append(b"one"))
+        await asyncio.sleep(0.2)
+        cluster.kill(first)
+        made.abandon()
+        for node in others:
+            cluster.machine(node).kill()
+            await cluster.start(node)
+        with pytest.raises(OutcomeUnknown):
+            await cut
+        await store.ledgers.recover(made.ledger_id)
+        await cluster.start(first)
+        await asyncio.sleep(5)
+        opened = await store.ledgers.open(made.ledger_id)
+        assert (opened.is_closed, opened.last_add_confirmed) == (True, 0)
+        found = None
+        with suppress(NoEntry):
+            found = await opened.read_unconfirmed(0, 1)
+        assert found is None
+        assert [each.payload async for each in opened] == [b"zero"]
+
+
 SCENES: dict[str, Scene] = {
     "ledger-denies-by-old-nodes": an_entry_is_on_a_node_that_the_reader_does_not_know,
     "ledger-waits-for-old-nodes": a_reader_waits_for_an_entry_that_another_node_gets,
+    "ledger-beyond-its-end": a_copy_is_left_behind_the_end,
 }
 
 
@@ -100,3 +132,20 @@ def test_the_scene_holds(scene: Scene) -> None:
 def test_the_scene_catches_the_bug(name: str) -> None:
     with planted(find_bug(name)), pytest.raises((AssertionError, NoEntry)):
         simulate(SCENES[name], nodes=3)
+
+
+@as_scenario(simulate)
+async def test_an_entry_behind_the_end_is_told_as_missing_while_a_node_is_down(
+    cluster: ClusterAtHand,
+) -> None:
+    """Its node could not be asked, and the reader asked for it until the timeout."""
+    async with cluster.client() as store:
+        made = await store.ledgers.create(ensemble=3, write=3, ack=2)
+        assert await made.append_many([b"zero", b"one"]) == [0, 1]
+        early = await store.ledgers.open(made.ledger_id)
+        await made.close()
+        cluster.kill(made.metadata.newest.nodes[0])
+        for reader in (early, await store.ledgers.open(made.ledger_id)):
+            with pytest.raises(NoEntry, match="no entry 2"):
+                await reader.read_unconfirmed(0, 2)
+            assert len(await reader.read_unconfirmed(0, 1)) == 2

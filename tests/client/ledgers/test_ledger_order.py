@@ -7,10 +7,11 @@ from collections.abc import Sequence
 
 import pytest
 from cluster_at_hand import ClusterAtHand, simulate
+from scenarios import as_scenario
 from swaps import swap_value
 
 from cordwood.client.ledgers.writable_ledger import WritableLedger
-from cordwood.errors import LedgerFenced, OutcomeUnknown, Overloaded
+from cordwood.errors import Closed, LedgerFenced, OutcomeUnknown, Overloaded
 from cordwood.protocol.ledger_writer import Acked, Effect, WriterLimits
 from cordwood.sim.planted import find_bug, planted
 
@@ -133,3 +134,25 @@ def test_a_close_does_not_wait_for_calls_that_give_up() -> None:
             assert made.metadata.last == 0
 
     simulate(scenario)
+
+
+@as_scenario(simulate, nodes=3)
+async def test_a_close_lets_a_write_in_that_waits_for_room(cluster: ClusterAtHand) -> None:
+    """Its turn has come: all lower entries are acknowledged, and a slow node still lacks the last.
+    The write was refused. Entry 3 has no turn, because nobody writes entry 2."""
+    async with cluster.client(timeout_s=20) as store:
+        made = await store.ledgers.create(
+            ensemble=3, write=3, ack=2, limits=WriterLimits(entries_max=1)
+        )
+        cluster.machine(3).pause()
+        assert await made.write(0, b"0") == 0
+        waiting, beyond = [asyncio.ensure_future(made.write(n, b"%d" % n)) for n in (1, 3)]
+        closing = asyncio.ensure_future(made.close())
+        await asyncio.sleep(0.2)
+        assert not closing.done()
+        cluster.machine(3).resume()
+        assert await waiting == 1
+        with pytest.raises(Closed, match="ended below this entry"):
+            await beyond
+        await closing
+        assert made.metadata.last == 1

@@ -105,6 +105,7 @@ async def test_a_read_that_is_denied_leaves_no_call_behind(cluster: ClusterAtHan
             opened.read_batch(0),
             opened.try_read_last_add_confirmed(),
             opened.read_unconfirmed(0, 0),
+            store.ledgers.check(ledger, settled=True),
         ):
             with pytest.raises(AccessDenied):
                 await read

@@ -341,6 +341,8 @@ class TestLettingGo:
             assert sum((await kept_by(cluster, other)).values()) == 3 * COUNT
             expected = [b"entry %d" % entry for entry in range(COUNT)]
             for reader in (early, await store.ledgers.open(number)):
+                with pytest.raises(NoEntry):  # it was asked for again until the timeout
+                    await reader.read_unconfirmed(COUNT, COUNT)
                 assert payloads(await reader.read(0, COUNT - 1)) == expected
             assert (await store.ledgers.recover(number)).is_tiered
 

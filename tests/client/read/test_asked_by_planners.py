@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from calls_counted import counted_calls
@@ -15,7 +16,7 @@ from cordwood.block import Gap, GapKind
 from cordwood.client.aio import open_store
 from cordwood.client.blocking.blocking_store import connect, open_blocking
 from cordwood.embedded import embedded_store
-from cordwood.errors import AccessDenied, Closed, Unreachable
+from cordwood.errors import AccessDenied, BadSetting, Closed, Unreachable
 from cordwood.log_attributes import LogAttributes, token_digest
 from cordwood.lsn import Lsn, make_lsn
 from cordwood.protocol.gap_detection import Delivery
@@ -50,6 +51,17 @@ class TestReleased:
             assert store.log_names_soon().result(10) == {
                 number: f"/{log}" for number, log in numbers.items()
             }
+
+    @pytest.mark.parametrize("number", [-1, 1 << 62, 1 << 70, "one", None, 1.5])
+    def test_a_number_of_no_log_is_refused_before_it_is_sent(self, tmp_path: Path, number: Any):
+        """The node closed the connection, and appends on it ended as unknown."""
+        with open_at(tmp_path) as store:
+            last = store.append("log", b"1")
+            with pytest.raises(BadSetting):
+                store.released_by_number([number])
+            with pytest.raises(BadSetting):
+                store.save_cursors("c", {"log": "x"})
+            assert store.released(["log"]) == [last]
 
     def test_starts_the_sequencer_of_a_log_that_has_none(self, tmp_path: Path):
         with open_at(tmp_path) as store:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import nullcontext
 
 import pytest
-from cluster_at_hand import ClusterAtHand, say_of_dead, simulate, until
+from cluster_at_hand import ClusterAtHand, say_of_dead, simulate, until, values
 from scenarios import as_scenario
 
 from cordwood.block import Gap, GapKind, Record
@@ -14,8 +15,10 @@ from cordwood.client.read.read_stream import ReadStream
 from cordwood.client.store import Store
 from cordwood.errors import BadSetting, Rejected
 from cordwood.lsn import make_lsn
+from cordwood.node import OLD_S
 from cordwood.nodes import Authority, NodeId
 from cordwood.quorum.f_majority import QuorumVerdict
+from cordwood.sim.planted import find_bug, planted
 
 FULL, GONE, EMPTY, DOWN = (
     Authority.FULLY_AUTHORITATIVE,
@@ -169,3 +172,64 @@ class TestReaders:
             store._cluster.statuses = {NodeId(node): GONE for node in (1, 2, 3, 4)}
             assert stream._judge({NodeId(2)}) is QuorumVerdict.NONE
             assert stream._judge({NodeId(2), NodeId(3)}) is QuorumVerdict.INCOMPLETE
+
+
+@pytest.mark.parametrize("is_planted", [False, True])
+@as_scenario(simulate, nodes=3, copies=2)
+async def test_a_node_that_is_cut_off_calls_nobody_empty(
+    cluster: ClusterAtHand, *, is_planted: bool
+) -> None:
+    """Node 1 is cut off from the metadata store. Node 3 was reported as empty, and came back
+    with its data since. Then it went down again, with the other node that has the records."""
+    async with cluster.client() as store:
+        await three_on(cluster, store, 2, 3)
+        cluster.kill(3)
+        await say_of_dead(store, 3, EMPTY)
+        own = await cluster.start_with_own_way(1)
+        await asyncio.sleep(10)
+        cluster.running[1].engine.release(LOG, make_lsn(1, 3))  # what its restart forgot
+        assert len(await values(store, "log")) == 3  # nodes know by now who may read it
+        await store.log("log")  # and the client knows its nodes
+        own.is_out = True
+        await cluster.start(3)
+        await asyncio.sleep(2 * OLD_S)
+        assert cluster.running[NodeId(2)]._members[NodeId(3)].authority is FULL
+        assert cluster.running[NodeId(1)]._members[NodeId(3)].authority is EMPTY
+        for node in (2, 3):
+            cluster.kill(node)
+        with planted(find_bug("old-statuses")) if is_planted else nullcontext():
+            await asyncio.sleep(HEARD_S)
+            assert store._cluster.statuses == {3: EMPTY if is_planted else DOWN}
+            stream = await store.read(LOG, until=make_lsn(1, 3))
+            first = await next_of(stream, 60)
+            if is_planted:
+                assert first == Gap(make_lsn(1, 1), make_lsn(1, 3), GapKind.DATA_LOSS)
+                return
+            assert first is None
+            await cluster.start(3)
+            assert isinstance(await next_of(stream, 60), Record)
+
+
+@pytest.mark.parametrize("is_planted", [False, True])
+@as_scenario(simulate, nodes=3, copies=2)
+async def test_a_loss_is_told_once_the_metadata_store_is_back(
+    cluster: ClusterAtHand, *, is_planted: bool
+) -> None:
+    """Nodes 2 and 3 are gone, and node 1 hears of no return: readers wait, but not for ever."""
+    async with cluster.client() as store:
+        await three_on(cluster, store, 2, 3)
+        assert len(await values(store, "log")) == 3  # nodes know by now who may read it
+        await store.log("log")  # and the client knows its nodes
+        for node in (2, 3):
+            cluster.kill(node)
+            await say_of_dead(store, node, GONE)
+        cluster.metadata.is_out = True
+        await asyncio.sleep(2 * OLD_S)
+        lost = Gap(make_lsn(1, 1), make_lsn(1, 3), GapKind.DATA_LOSS)
+        with planted(find_bug("old-statuses")) if is_planted else nullcontext():
+            await asyncio.sleep(HEARD_S)
+            stream = await store.read(LOG, until=make_lsn(1, 3))
+            assert await next_of(stream, 60) == (lost if is_planted else None)
+        cluster.metadata.is_out = False
+        if not is_planted:
+            assert await next_of(stream, HEARD_S + GRACE_S) == lost

@@ -12,6 +12,7 @@ import pytest
 from cluster_at_hand import ClusterAtHand, simulate
 from scenarios import as_scenario
 
+from cordwood.block import Record
 from cordwood.client.find.log_info import AnyLog
 from cordwood.client.read.consumer import BEGIN_AGAIN_S, MEMBER_TTL_S, Consumer
 from cordwood.client.read.cursors import Lag
@@ -294,6 +295,39 @@ class TestMembers:
             assert found == {f"/{log}": [*range(1, 121)] for log in logs}
 
     @as_scenario(simulate)
+    async def test_a_slow_loop_lets_go_of_a_log_in_the_middle_of_a_block(
+        self, cluster: ClusterAtHand
+    ) -> None:
+        """It came to its members only behind the last record of a block: after a minute here. Both
+        members got the rest of the block."""
+        found: dict[str, list[int]] = {"/a": [], "/b": []}
+        by: dict[str, set[str]] = {"m1": set(), "m2": set()}
+        async with cluster.client() as store:
+            for log in ("a", "b"):
+                await store.append_many(log, [b"%d" % number for number in range(60)])
+
+            async def take_part(member: str, from_s: float) -> None:
+                await asyncio.sleep(from_s)
+                consumer = await store.consumer("group", "a", "b", member=member)
+                async with consumer:
+                    async for log, item in consumer:
+                        if isinstance(item, Record):
+                            found[log].append(int(item.value))
+                            by[member].add(log)
+                            await asyncio.sleep(1.0)
+
+            members = [
+                asyncio.create_task(take_part("m1", 0)),
+                asyncio.create_task(take_part("m2", 5)),
+            ]
+            await asyncio.sleep(150)
+            for member in members:
+                member.cancel()
+            await asyncio.wait(members)
+        assert found == {"/a": [*range(60)], "/b": [*range(60)]}
+        assert len(by["m2"]) == 1
+
+    @as_scenario(simulate)
     async def test_a_log_that_came_back_is_begun_anew(self, cluster: ClusterAtHand) -> None:
         """It went to another member and back between two beats of this one."""
         async with cluster.client() as one, cluster.client() as two:
@@ -380,6 +414,30 @@ class TestMembers:
                 assert await drained(consumer, MEMBER_TTL_S) == {"/log": [8, 9, 10]}
             (group,) = await store.cursors.list("billing")
             assert group.positions["/log"] == make_lsn(1, 11)
+
+    @as_scenario(simulate)
+    async def test_a_slow_loop_saves_and_hears_of_a_reset_in_the_middle_of_a_block(
+        self, cluster: ClusterAtHand
+    ) -> None:
+        """It did neither before the end of the block, a minute later."""
+        async with cluster.client() as store:
+            await store.append_many("log", [b"%d" % number for number in range(60)])
+            for name, member in (("alone", ""), ("group", "m1")):
+                seen: list[int] = []
+                async with await store.consumer(name, "log", member=member) as consumer:
+                    async for _, item in consumer:
+                        assert isinstance(item, Record)
+                        seen.append(int(item.value))
+                        if len(seen) == 20:
+                            (group,) = await store.cursors.list(name)
+                            assert group.positions["/log"] >= make_lsn(1, 13)
+                            await store.cursors.save(name, {"log": make_lsn(1, 5)}, reset=True)
+                        if len(seen) == 32:
+                            break
+                        await asyncio.sleep(1.0)
+                again = seen.index(4, 5)
+                assert seen == [*range(again), *range(4, 36 - again)]
+                assert again <= 27
 
     @pytest.mark.parametrize("member", ["one", ""])
     @as_scenario(simulate)
@@ -740,6 +798,47 @@ class TestStart:
 
 
 class TestEnds:
+    @as_scenario(simulate)
+    async def test_a_close_that_is_cancelled_ends_at_once_and_the_member_leaves(
+        self, cluster: ClusterAtHand
+    ) -> None:
+        """It waited for the answer to its leave, for up to the client's timeout."""
+        async with cluster.client() as store:
+            await fill(store, "log", 3)
+            consumer = await store.consumer("job", "log", member="m1")
+            await consumer.start()
+            await consumer.read()
+            right, leaves = consumer._ask, asyncio.Event()
+
+            async def unanswered(call: Call) -> Reply:
+                await leaves.wait()
+                return await right(call)
+
+            consumer._ask = unanswered
+            began = asyncio.get_running_loop().time()
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(0.5):
+                    await consumer.close()
+            assert asyncio.get_running_loop().time() < began + 1
+            leaves.set()
+            await asyncio.sleep(1)
+            (group,) = await store.cursors.list("job")
+            assert not group.members
+
+    @as_scenario(simulate)
+    async def test_one_that_was_closed_saves_nothing_and_says_so(
+        self, cluster: ClusterAtHand
+    ) -> None:
+        """`save` told of no positions, as if all was saved."""
+        async with cluster.client() as store:
+            await fill(store, "log", 3)
+            consumer = await store.consumer("job", "log")
+            await consumer.start()
+            await consumer.read()
+            await consumer.close(save=False)
+            with pytest.raises(Closed, match="this consumer was closed"):
+                await consumer.save()
+
     @as_scenario(simulate)
     async def test_a_read_that_waits_ends_when_the_consumer_or_the_store_is_closed(
         self, cluster: ClusterAtHand

@@ -1,0 +1,102 @@
+"""Several logs of one call: different names lead to different logs.
+
+A remembered name may lead to the log that had it some seconds ago. If one call names several logs,
+two of the names could lead to one log, and the call would leave another log out. So the names of
+one call are looked up when it is made.
+
+Source: docs/design.md §7.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from cordwood.client.find.log_finding import CHECK_NAME_S, LogFinding
+from cordwood.client.find.log_info import AnyLog, LogInfo
+from cordwood.errors import BadSetting, Retryable
+from cordwood.layout.log_names import normalise_name
+
+LOOKS = 3
+"""Looks at names of which two lead to one log: a log may be renamed between two look-ups."""
+
+
+async def find_several(
+    finding: LogFinding, logs: Iterable[AnyLog], *, create: bool, timeout_s: float
+) -> dict[AnyLog, LogInfo]:
+    """The logs of one call, by what the caller calls them.
+
+    Several logs are looked up now. If no node answers within CHECK_NAME_S, the names are taken from
+    memory, as for one log.
+
+    Raises:
+        BadSetting: two names lead to one log, or a name is none.
+        Retryable: two names lead to one log from memory, and no node answered.
+        CordwoodError: as `LogFinding.find_log`.
+    """
+    asked = list(dict.fromkeys(logs))
+    if len(asked) < 2 or not any(isinstance(log, str) for log in asked):
+        return {
+            log: await finding.find_log(log, create=create, timeout_s=timeout_s) for log in asked
+        }
+    for left in reversed(range(LOOKS)):
+        found, doubt = await _look(finding, asked, create, timeout_s)
+        clash = clash_of(found)
+        if clash is None:
+            break
+        if doubt is not None:
+            raise doubt
+        if not left:
+            raise one_log(*clash)
+    return found
+
+
+async def find_now(
+    finding: LogFinding, log: AnyLog, *, create: bool, timeout_s: float
+) -> tuple[LogInfo, Retryable | None]:
+    """A log as it is now, and None; or from memory, and the error of the nodes that did not answer.
+
+    Raises:
+        CordwoodError: as `LogFinding.find_log`.
+    """
+    try:
+        now_s = min(timeout_s, CHECK_NAME_S)
+        return await finding.find_log(log, create=create, timeout_s=now_s, fresh=True), None
+    except Retryable as error:
+        return await finding.find_log(log, create=create, timeout_s=timeout_s), error
+
+
+async def _look(
+    finding: LogFinding, logs: Iterable[AnyLog], create: bool, timeout_s: float
+) -> tuple[dict[AnyLog, LogInfo], Retryable | None]:
+    """The logs, and the error of nodes that did not answer; None if all logs are as they are
+    now. Once no node answered, the other logs are taken from memory too."""
+    found: dict[AnyLog, LogInfo] = {}
+    doubt: Retryable | None = None
+    for log in logs:
+        if doubt is None:
+            found[log], doubt = await find_now(finding, log, create=create, timeout_s=timeout_s)
+        else:
+            found[log] = await finding.find_log(log, create=create, timeout_s=timeout_s)
+    return found, doubt
+
+
+def clash_of(found: Mapping[AnyLog, LogInfo]) -> tuple[AnyLog, AnyLog, int] | None:
+    """Two names that lead to one log, with its number; None if there are none. Two spellings are
+    one name, and a number and a name may mean one log."""
+    by_number: dict[int, str] = {}
+    by_name: dict[str, tuple[AnyLog, int]] = {}
+    for log, info in found.items():
+        if isinstance(log, str):
+            other = by_number.setdefault(info.log_id, log)
+            if normalise_name(other) != normalise_name(log):
+                return other, log, info.log_id
+        # A log that is renamed between two look-ups has the name that another log had.
+        first, number = by_name.setdefault(info.name, (log, info.log_id))
+        if number != info.log_id:
+            return first, log, info.log_id
+    return None
+
+
+def one_log(first: AnyLog, second: AnyLog, number: int) -> BadSetting:
+    """The error for two names of one log in one call."""
+    return BadSetting(f"{first} and {second} lead to one log, number {number}: name each log once")

@@ -1,0 +1,104 @@
+"""A compare-and-set that got no answer means the same logs when it is made again."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import nullcontext
+
+import pytest
+from cluster_at_hand import ClusterAtHand, simulate
+
+from cordwood.errors import Fenced, Retryable
+from cordwood.sim.planted import find_bug, planted
+
+
+@pytest.mark.parametrize("is_planted", [False, True])
+@pytest.mark.parametrize("is_stored", [False, True])
+def test_a_claim_goes_to_its_log_when_it_is_made_again(is_planted: bool, is_stored: bool) -> None:
+    """It moved the position in the log that had taken the name, past records that nobody read."""
+
+    async def scenario(cluster: ClusterAtHand) -> None:
+        async with cluster.client(timeout_s=3.0) as store, cluster.client() as operator:
+            last = await store.append("tasks", b"old")
+            old = (await store.log("tasks")).log_id
+            nodes = [cluster.machine(number).name for number in cluster.numbers]
+            right = store.cursors._save
+
+            async def cut_off(call):
+                if is_stored:
+                    cluster.simulation.network.cut(nodes, ["client-1"])
+                else:
+                    cluster.simulation.network.partition(["client-1"], nodes)
+                return await right(call)
+
+            store.cursors._save = cut_off
+            with pytest.raises(Retryable):
+                await store.cursors.save("c", {"tasks": last + 1}, {"tasks": 0})
+            store.cursors._save = right
+            await operator.log_tree.rename("tasks", "old")
+            new = (await operator.create_log("tasks")).log_id
+            await operator.append("tasks", b"new")
+            cluster.simulation.network.mend_all()
+            await asyncio.sleep(7)
+            await store.cursors.save("c", {"tasks": last + 1}, {"tasks": 0})
+            assert (await operator.cursors.by_number("c")).positions == {str(old): last + 1}
+            # The next call is another one: it means the log that has the name now.
+            with pytest.raises(Fenced):
+                await store.cursors.save("c", {"tasks": last + 2}, {"tasks": last + 1})
+            await store.cursors.save("c", {"tasks": last + 1}, {"tasks": 0})
+            kept = (await operator.cursors.by_number("c")).positions
+            assert kept == {str(old): last + 1, str(new): last + 1}
+
+    bug = planted(find_bug("claims-by-new-name")) if is_planted else nullcontext()
+    with bug, pytest.raises(AssertionError) if is_planted else nullcontext():
+        simulate(scenario)
+
+
+@pytest.mark.parametrize("is_planted", [False, True])
+@pytest.mark.parametrize("is_deleted", [False, True])
+@pytest.mark.parametrize("looks", ["by_number", "list", "lag", "save"])
+def test_after_a_look_the_same_claim_is_a_new_one(
+    looks: str, *, is_deleted: bool, is_planted: bool
+) -> None:
+    """A later claim of the same record, in a log that was made under the name since, was answered
+    with the outcome of the old one. So two callers won one claim."""
+
+    async def scenario(cluster: ClusterAtHand) -> None:
+        async with cluster.client(timeout_s=3.0) as store, cluster.client() as other:
+            first, second = await store.append("tasks", b"1"), await store.append("tasks", b"2")
+            nodes = [cluster.machine(number).name for number in cluster.numbers]
+            await store.cursors.save("c", {"tasks": first})
+            right = store.cursors._save
+
+            async def cut_off(call):
+                cluster.simulation.network.cut(nodes, ["client-1"])
+                return await right(call)
+
+            store.cursors._save = cut_off
+            with pytest.raises(Retryable):
+                await store.cursors.save("c", {"tasks": second}, {"tasks": first})
+            store.cursors._save = right
+            cluster.simulation.network.mend_all()
+            await asyncio.sleep(20)
+            if looks == "save":
+                await store.cursors.save("c", {"tasks": second + 1})
+            elif looks == "list":
+                await store.cursors.list()
+            else:
+                await getattr(store.cursors, looks)("c")
+            if is_deleted:
+                await other.log_tree.delete("tasks")
+            else:
+                await other.log_tree.rename("tasks", "old")
+            new = (await other.create_log("tasks")).log_id
+            assert [await other.append(new, b"1"), await other.append(new, b"2")] == [first, second]
+            await asyncio.sleep(20)
+            await other.cursors.save("c", {"tasks": first})
+            await other.cursors.save("c", {"tasks": second}, {"tasks": first})
+            with pytest.raises(Fenced):
+                await store.cursors.save("c", {"tasks": second}, {"tasks": first})
+
+    bug = planted(find_bug("claims-for-good")) if is_planted else nullcontext()
+    failure = pytest.raises(pytest.fail.Exception) if is_planted else nullcontext()
+    with bug, failure:
+        simulate(scenario)
