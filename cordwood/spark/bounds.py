@@ -1,4 +1,5 @@
-"""From `earliest`, `latest` and LSNs to the LSNs that a query reads: rules only.
+"""Turns `earliest`, `latest` and LSNs into the ranges of LSNs that a query reads. It has rules
+only.
 
 All stops are exclusive. The tail of a log is its last released LSN, so reading stops
 one after it.
@@ -69,7 +70,8 @@ def stream_stops(options: SourceOptions, logs: Logs, tails: Mapping[int, int]) -
     """The LSN up to which a stream may read now, by log; it waits for an end that the log has not
     reached."""
     if options.ends.all == (Edge.LATEST,):
-        # Asked of ten thousand logs in each micro-batch, so not one by one.
+        # This runs for ten thousand logs in each micro-batch, so it does not look at them one by
+        # one.
         return {log: tails[log] + 1 for log in logs}
     stops = {}
     for log, name in logs.items():
@@ -79,7 +81,7 @@ def stream_stops(options: SourceOptions, logs: Logs, tails: Mapping[int, int]) -
 
 
 def check_any(options: SourceOptions, logs: Logs, every: Logs) -> None:
-    """Refuse a batch of no log, which can only be a wrong pattern.
+    """Refuse a batch without a log: only a wrong pattern selects none.
 
     Args:
         every: all logs of the cluster.

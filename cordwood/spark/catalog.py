@@ -1,4 +1,5 @@
-"""The driver's questions to the cluster: which logs exist, where they end, and what lies between.
+"""The driver's questions to the cluster: which logs exist, where they end, and where they have
+records.
 
 Ends are released LSNs only. The recovery of an epoch may still change what lies beyond them, and a
 planned range must hold the same records forever.
@@ -22,7 +23,7 @@ from cordwood.client.blocking.blocking_store import BlockingStore
 from cordwood.client.values import Tiered
 from cordwood.errors import AccessDenied, BadSetting, CordwoodError, UnknownLog
 from cordwood.layout.limits import RECORD_BYTES_DEFAULT
-from cordwood.lsn import OLDEST, Lsn
+from cordwood.lsn import ESN_MAX, OLDEST, Lsn
 from cordwood.spark.find_time import Seen, find_time
 from cordwood.spark.gap_probe import may_not_read
 from cordwood.spark.group import cursors_of
@@ -45,24 +46,25 @@ from cordwood.spark.splitting import Slice, Span
 logger = logging.getLogger(__name__)
 
 DISCOVER_EVERY_S = 1.0
-"""How often a pattern looks for new logs: one question a second, and they are found soon."""
+"""How often a pattern, or the name of a deleted log, looks for new logs: one question a second, and
+they are found soon."""
 
 DISCOVER_SHARE = 10
 """If listing takes long because there are many logs, it happens less often: in a tenth of the
 time."""
 
 DISCOVER_WAIT_S = 0.05
-"""A micro-batch waits this long for the list; a later list serves the next micro-batch. Of a
-thousand logs it takes 30 ms, of ten thousand 300."""
+"""A micro-batch waits this long for the list; a later list serves the next micro-batch. A list of a
+thousand logs takes 30 ms, and a list of ten thousand logs 300 ms."""
 
 EPOCH_ENDS_KEPT = 65_536
 """A closed epoch's end never changes, so it is asked once; a few MiB at most."""
 
 SAMPLES_MAX = 16
-"""Logs of a batch of which a block is read to learn how large records are."""
+"""The most logs of a batch of which a block is read, to learn the size of records."""
 
 RECORD_BYTES_GUESS = 1024
-"""The guess where no block was read; it only decides how small logs share tasks."""
+"""The guessed size of a record if no block was read. It only decides how small logs share tasks."""
 
 
 class Catalog:
@@ -71,11 +73,13 @@ class Catalog:
     def __init__(self, options: SourceOptions) -> None:
         self._options = options
         self._selected: dict[int, str] | None = None
+        self._sought: set[str] = set()  # subscribed names of deleted logs: they may be made again
         self._listed_at = 0.0
         self._list_took_s = 0.0
         self._listing: Future[dict[int, str]] | None = None
         self._first_tails: dict[int, int] = {}
         self._epoch_end = lru_cache(maxsize=EPOCH_ENDS_KEPT)(self._ask_epoch_end)
+        self._is_trimmed = lru_cache(maxsize=EPOCH_ENDS_KEPT)(self._ask_trimmed)
 
     @property
     def store(self) -> BlockingStore:
@@ -93,7 +97,8 @@ class Catalog:
         return {info.log_id: info.name for info in self.store.logs()}
 
     def selected(self) -> dict[int, str]:
-        """The selected logs' names, by number; a pattern finds new ones.
+        """The selected logs' names, by number. A pattern finds new logs, and a name finds the log
+        that is made again after its log was deleted.
 
         Raises:
             UnknownLog: a named log does not exist.
@@ -101,12 +106,19 @@ class Catalog:
         if self._selected is None:
             self._listed_at = time.monotonic()
             self._selected = select(self._options.selection, self.all_logs())
-        elif self._options.selection.option == "subscribePattern":
+        elif self._is_pattern or self._sought:
             self._selected = self._discovered(self._selected)
         return self._selected
 
+    @property
+    def _is_pattern(self) -> bool:
+        return self._options.selection.option == "subscribePattern"
+
     def select_again(self, places: Mapping[int, int]) -> dict[int, str]:
         """The logs that are selected now, after a log was not found by its number.
+
+        Names select logs once: a log that was renamed is still selected, and a log that took its
+        name is not. Only the names of deleted logs are looked up again, now and later.
 
         Args:
             places: the next LSN to read, by log.
@@ -117,8 +129,21 @@ class Catalog:
         self.check_there(there, {**dict.fromkeys(known, int(OLDEST)), **places})
         gone = {log: name for log, name in known.items() if log not in there}
         logger.warning("logs that were read are gone: %s", ", ".join(sorted(gone.values())))
-        self._selected = select(self._options.selection, there, may_miss=True)
+        if self._is_pattern:
+            self._selected = select(self._options.selection, there)
+        else:
+            self._sought.update({*gone.values()}.intersection(self._options.selection.logs))
+            left = {log: name for log, name in known.items() if log in there}
+            self._selected = self._with_made_again(left, there)
         return self._selected
+
+    def _with_made_again(self, known: dict[int, str], there: Mapping[int, str]) -> dict[int, str]:
+        """The known logs, and the existing logs that now have the names of deleted logs."""
+        found = {
+            log: name for log, name in there.items() if name in self._sought and log not in known
+        }
+        self._sought.difference_update(found.values())
+        return dict(sorted({**known, **found}.items()))
 
     def _discovered(self, known: dict[int, str]) -> dict[int, str]:
         """The logs of the newest list; asks for another list when it is due."""
@@ -128,14 +153,18 @@ class Catalog:
                 return known
             self._listed_at = time.monotonic()
             self._listing = self.store.log_names_soon()
-            # When it came, not when it was looked at: that may be a trigger's interval later.
+            # Count from the time when the list came. It may be looked at only a trigger's interval
+            # later.
             self._listing.add_done_callback(self._note_listing)
         wait({self._listing}, timeout=DISCOVER_WAIT_S)
         if not self._listing.done():
             return known
         listing, self._listing = self._listing, None
         try:
-            return select(self._options.selection, listing.result())
+            there = listing.result()
+            if self._is_pattern:
+                return select(self._options.selection, there)
+            return self._with_made_again(known, there)
         except (CordwoodError, CancelledError) as error:
             # Known logs are still read; a list does not decide whether they can be.
             logger.warning("new logs were not looked for, and will be again: %s", error)
@@ -244,7 +273,8 @@ class Catalog:
         logs: Mapping[int, str],
         tails: Mapping[int, int],
     ) -> Places:
-        """`places` with LSNs for times; `none` where no record is so late, None for an error."""
+        """`places` with LSNs in place of times. If no record is so late, `none` is used, and None
+        for it is an error."""
         if not any(isinstance(place, At) for place in places.all):
             return places
         by_log: dict[str, Place] = {}
@@ -268,8 +298,8 @@ class Catalog:
     def find_time(self, log: int, time_us: int, stop: int) -> int | None:
         """The first record of a log below `stop` that was appended at `time_us` or later.
 
-        The store's own answer if enough nodes gave one; else blocks are looked at, which any
-        copy of them can answer.
+        It is the store's own answer if enough nodes gave one. Otherwise this searches over blocks,
+        for which one copy of each block is enough.
         """
         place = self.store.find_time(log, time_us)
         if not place.is_partial:
@@ -301,13 +331,25 @@ class Catalog:
         return runs_of(start, stop, lambda epoch: self._epoch_end(log, epoch))
 
     def is_surely_empty(self, log: int, start: int, stop: int) -> bool:
-        """Whether `[start, stop)` of a log never had a record: ends of epochs, and all known."""
+        """Whether `[start, stop)` of a log is known to have had no record: it has only the ends of
+        epochs."""
         if start >> 32 == stop >> 32:
             return start >= stop  # most of ten thousand
         epochs = range(start >> 32, stop >> 32)
         if any(self._epoch_end(log, epoch) is None for epoch in epochs):
             return False
         return not self.runs(log, start, stop)
+
+    def may_hide_records(self, log: int, start: int, stop: int) -> bool:
+        """Whether `[start, stop)` of a log has an epoch of which no node knows the end, although it
+        was not trimmed: its bridge is lost, and its records may be there.
+
+        `runs` takes such an epoch for empty.
+        """
+        return any(
+            self._epoch_end(log, epoch) is None and not self._is_trimmed(log, epoch)
+            for epoch in range(start >> 32, stop >> 32)
+        )
 
     def slices(self, ranges: Mapping[int, tuple[int, int]]) -> list[Slice]:
         """Slices of the ranges of logs by number; deleted logs are left out.
@@ -336,7 +378,7 @@ class Catalog:
                 raise data_loss(log, f"log {log}", first, None, "LOG_GONE")
 
     def tiered(self, slices: Sequence[Slice]) -> dict[int, Tiered]:
-        """What main storage holds, by log, where it holds any.
+        """By log, the part that main storage holds; logs without such a part are left out.
 
         Slices of new records need no question: main storage has none of them.
         """
@@ -345,7 +387,8 @@ class Catalog:
             try:
                 told = self.store.tiered(log)
             except CordwoodError as error:
-                # Nodes give the same records, and tasks have the patience to ask them.
+                # Leave these records to nodes, which have the same records. Tasks wait longer for
+                # an answer.
                 logger.warning("log %d is read from nodes: %s", log, error)
                 continue
             if not told.address:
@@ -402,8 +445,8 @@ class Catalog:
 
         Args:
             places: the next LSN with a record, by log.
-            counts: records that wait; of many logs, those with the most are looked at, and
-                their mean stands for the others.
+            counts: records that wait, by log. If there are many logs, blocks of those with the most
+                records are read, and their mean is used for the others.
         """
         most = sorted(places, key=lambda log: (-counts[log], log))[:SAMPLES_MAX]
         sampled: dict[int, float] = {}
@@ -430,6 +473,13 @@ class Catalog:
                 first = epoch << 32 | 1
                 raise data_loss(log, f"log {log}", first, None, "LOG_GONE") from error
             return None
+
+    def _ask_trimmed(self, log: int, epoch: int) -> bool:
+        """Whether an epoch is trimmed as a whole; asked once of each epoch with an unknown end."""
+        try:
+            return self.store.extent(log).trim >= epoch << 32 | ESN_MAX
+        except UnknownLog:
+            return True  # nothing is left to read
 
 
 def _utc(time_us: int) -> str:

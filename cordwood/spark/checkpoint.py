@@ -30,34 +30,48 @@ class Checkpoint:
 
     @classmethod
     def at(cls, location: str) -> Checkpoint | None:
-        """The checkpoint at what Spark calls its location, None if it is not on this machine."""
+        """The checkpoint at a location as Spark names it, None if it is not on this machine."""
         directory = _local(location)
         # A path without a scheme may belong to another default file system.
         is_there = directory is not None and (directory / "offsets").is_dir()
         return cls(directory) if directory is not None and is_there else None
 
     @classmethod
-    def of_query(cls, location: str, query: str) -> Checkpoint | None:
+    def of_query(cls, location: str, query: str, name: str = "") -> Checkpoint | None:
         """A query's checkpoint in a directory of many, None if it is not on this machine.
 
         `spark.sql.streaming.checkpointLocation` is one for all queries of a session, each of which
         has a directory in it, by its name or by chance.
+
+        Trap: a copy of a checkpoint has the query's id too, and may lie beside it.
+
+        Args:
+            name: of the query; "" for none.
+        Raises:
+            BadSetting: several directories are of the query, and none of them has its name.
         """
-        directory = _local(location)
-        for path in sorted(directory.glob("*/metadata")) if directory is not None else ():
-            try:
-                if json.loads(path.read_bytes())["id"] == query:
-                    return cls.at(str(path.parent))
-            except (OSError, ValueError, KeyError, TypeError, RecursionError):
-                continue  # another query's, which is just being made
-        return None
+        root = _local(location)
+        if root is None:
+            return None
+        if name and _is_of(root / name, query):
+            return cls.at(str(root / name))
+        found = [path.parent for path in sorted(root.glob("*/metadata"))]
+        found = [directory for directory in found if _is_of(directory, query)]
+        if len(found) > 1:
+            raise BadSetting(
+                f"{' and '.join(map(str, found))} are checkpoints of one query, and it is not "
+                "known which of them it uses now: move the copies out of that directory, and give "
+                "the query a name (queryName)"
+            )
+        return cls.at(str(found[0])) if found else None
 
     def fingerprint(self, batch: int) -> str:
-        """Which records a batch holds, as far as offsets say; two plans of one number differ.
+        """A digest of the ranges that a batch holds, by its offsets. It differs for two plans with
+        the same number.
 
         The query's id is part of it: two queries over one source have equal plans, but write
-        different tables. The line between version and offsets has the time of planning, and no part
-        in it.
+        different tables. The line between version and offsets has the time of planning, and is left
+        out.
 
         Raises:
             BadSetting: the batch is not there.
@@ -90,7 +104,7 @@ class Checkpoint:
         return max((int(name) for name in names if name.isdigit()), default=-1)
 
     def make_durable(self, batch: int) -> None:
-        """Put what names a batch on stable storage: Spark syncs nothing of its checkpoint.
+        """Put the files that name a batch on stable storage: Spark does not sync its checkpoint.
 
         Without this a power cut takes the newest offsets and leaves the batch in the table; Spark
         then plans a batch of the same number with other records.
@@ -106,7 +120,7 @@ class Checkpoint:
 
         Args:
             published: the newest batch of its query in the table, -1 for none.
-            end: where that batch ends, None if nothing tells.
+            end: the offset at the end of that batch, None if it is not known.
         Raises:
             BadSetting: it is older than the table, newer, or damaged, with the way out.
         """
@@ -238,7 +252,8 @@ class Checkpoint:
         return offset
 
     def done(self) -> dict[str, Any] | None:
-        """Where the newest finished batch ends, or where the first one begins; None before that.
+        """The offset at the end of the newest finished batch, or at the begin of the first batch;
+        None before that.
 
         A batch that was planned and fails each time has read nothing for good.
         """
@@ -268,8 +283,16 @@ def begins_at(first: Mapping[str, Any], last: Mapping[str, Any]) -> bool:
     return all(lsn == ends[log] if log in ends else lsn <= OLDEST for log, lsn in starts.items())
 
 
+def _is_of(directory: Path, query: str) -> bool:
+    """Whether a directory is a checkpoint of this query."""
+    try:
+        return bool(json.loads((directory / "metadata").read_bytes())["id"] == query)
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return False  # it belongs to another query, and is just being made
+
+
 def _local(location: str) -> Path | None:
-    """A directory of this machine by what Spark calls it.
+    """A directory of this machine, from its name in Spark.
 
     Hadoop takes what stands after the scheme as it is: `%20`, `#` and `?` are part of a name.
     """

@@ -23,7 +23,7 @@ ARCHIVE = Path(sys.prefix) / "share" / "cordwood" / "spark-classes.jsa"
 """In Spark's own environment: it is removed with the environment."""
 
 _QUIET = ("-Xlog:cds=off", "-Xlog:cds+dynamic=off", "-Xlog:class+path=off")
-"""An archive of another Java is no news."""
+"""Log nothing if the archive belongs to another Java."""
 
 
 def archive_flags() -> tuple[str, ...]:

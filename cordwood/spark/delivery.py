@@ -1,15 +1,16 @@
-"""The three ways in which a task's rows get into logs, and what makes them once.
+"""The three ways in which a task's rows get into logs, and how each treats repeats.
 
-*Exactly once*: tasks stage, where no reader looks, and the driver publishes all that they staged
-in one step that notes (query, batch); of a batch that was published before nothing is used. So
-repeats do not matter, nor the cuts of a repeat. Blocks that are never published expire.
+*Exactly once*: tasks stage rows, which no reader sees. The driver publishes all staged rows in one
+step that notes (query, batch). If the batch was published before, the staged rows are not used. So
+repeats do not matter, even if a repeat divides the rows differently. Blocks that are never
+published expire.
 
-*Idempotent* (`spark.idempotent`): tasks append as producers, and what runs again with the same rows
-in the same order is answered with the places it has. It costs no staging, and readers see a
-batch grow; a task that runs again with other rows, as after a repartition or an unordered
-shuffle, may lose or double some.
+*Idempotent* (`spark.idempotent`): tasks append as producers. If a task runs again with the same
+rows in the same order, the log answers with the LSNs that they already have. This needs no staging,
+and readers see a batch grow. A task that runs again with other rows, as after a repartition or an
+unordered shuffle, may lose or double rows.
 
-*At least once*: tasks append. What runs twice is written twice.
+*At least once*: tasks append. A task that runs twice writes its rows twice.
 
 Source: docs/sources/spark.md §8 ("Exactly-once sink"); docs/design.md §9.
 """
@@ -39,14 +40,15 @@ logger = logging.getLogger(__name__)
 Result = TypeVar("Result")
 
 IN_FLIGHT_MAX = 8
-"""Portions of a task that wait for their answers: enough to hide the round trip, and at 1 MiB
-each well inside the client's window."""
+"""The most portions of a task that wait for answers. They are enough to hide the round trip, and at
+1 MiB each well inside the client's window."""
 
 PUBLISH_TIMEOUT_S = 180.0
-"""How long a publish is tried again before the batch fails, to be published by the next run: as
-long as nodes of a cluster take to restart one after another."""
+"""How long a publish is repeated before the batch fails; the next run then publishes it. It is as
+long as a restart of all nodes one after another takes."""
 
 PUBLISH_PAUSE_S = 0.5
+"""Pause between two tries of a publish, for a cluster that refuses at once."""
 
 
 def append_all(store: BlockingStore, row_blocks: Iterable[RowBlock]) -> tuple[int, int]:
@@ -58,7 +60,7 @@ def append_all(store: BlockingStore, row_blocks: Iterable[RowBlock]) -> tuple[in
 
     def send(block: RowBlock) -> Future[list[Lsn]]:
         return store.append_many_soon(
-            block.log,
+            block.target,
             block.values,
             keys=block.keys,
             timestamps=block.timestamps,
@@ -82,7 +84,7 @@ def stage_all(
 
     def send(block: RowBlock) -> Future[StagedRef]:
         return store.stage_soon(
-            block.log,
+            block.target,
             block.values,
             keys=block.keys,
             timestamps=block.timestamps,
@@ -102,7 +104,8 @@ def _each(
     in_flight_max: int,
     settle: Callable[[Future[Result]], object],
 ) -> tuple[int, int]:
-    """Send row_blocks, a few ahead of the oldest answer; how many records and bytes they had."""
+    """Send row blocks, a few ahead of the oldest answer. Returns their numbers of records and
+    bytes."""
     in_flight: deque[Future[Result]] = deque()
     records = size = 0
     for block in row_blocks:
@@ -171,7 +174,7 @@ def publish_in_parts(store: BlockingStore, query: str, refs: Sequence[StagedRef]
 
 
 def unstage(store: Callable[[], BlockingStore], refs: Sequence[StagedRef]) -> None:
-    """Release staged blocks if that is easy; they expire anyway.
+    """Release staged blocks, and ignore errors: the blocks expire anyway.
 
     Args:
         store: gives the client, and may fail: the cause that ended the batch may affect it too.

@@ -1,10 +1,10 @@
-"""Where in a log a time lies: a search over the append times of its blocks.
+"""Finds the place of a time in a log, by a search over the append times of its blocks.
 
-Append time never falls along a log, across epochs too, so a binary search finds the first
-block of a time or later: first over epochs by their first blocks, then over the LSNs of one
-epoch. Each step looks at one block. There are at most 32 in an epoch of 2**32 LSNs, and
-the binary logarithm of the number of epochs before that; nothing else is read. Blocks without any
-copy left are skipped, as a reader does.
+Append time never falls along a log, across epochs too, so a binary search finds the first block of
+a time or later: first over epochs by their first blocks, then over the LSNs of one epoch. Each step
+looks at one block. There are at most 32 steps in an epoch of 2**32 LSNs, and before that as many as
+the binary logarithm of the number of epochs. Nothing else is read. Blocks without any copy left are
+skipped, as a reader does.
 
 The rule is here; the caller reads the blocks. It is for when too few nodes answer the store's
 own `find_time` for that to be exact.
@@ -22,7 +22,7 @@ from cordwood.spark.runs import LsnRun
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """A block that was looked at: its LSNs `[first, last]`, and when it was appended."""
+    """A block that the search looked at: its LSNs `[first, last]`, and its append time."""
 
     first: int
     last: int
@@ -52,8 +52,8 @@ def find_time(time_us: int, runs: Sequence[LsnRun], look: Look) -> int | None:
 
 
 def _first_run_from(time_us: int, runs: Sequence[LsnRun], look: Look) -> int:
-    """Index of the first run that begins at `time_us` or later. A run without blocks counts with
-    the run before it, which costs a step and never a record."""
+    """Index of the first run that begins at `time_us` or later. A run without blocks counts as a
+    part of the run before it. This costs a step, and no record is missed."""
     low, high = 0, len(runs)
     while low < high:
         middle = (low + high) // 2

@@ -1,4 +1,4 @@
-"""A query's ranges are examined before tasks are planned, so that a loss is reported at once.
+"""Examines a query's ranges before tasks are planned, so that a loss is reported at once.
 
 A task that meets a gap fails, and Spark runs it again, several times, to meet it again. So the
 driver first reads the ranges, headers of blocks only and no payload. Trimmed records lie at the
@@ -20,11 +20,11 @@ from cordwood.spark.offsets import data_loss
 from cordwood.spark.splitting import Slice
 
 PROBE_S = 1.0
-"""For all ranges of a batch together: some hundred thousand blocks, which is more than most
-micro-batches have, and little beside what reading more takes."""
+"""The time for all ranges of a batch together. It is enough for some hundred thousand blocks, which
+is more than most micro-batches have. To read a larger batch takes far longer."""
 
 HARMLESS = frozenset({GapKind.BRIDGE, GapKind.HOLE})
-"""Nothing was ever acknowledged there."""
+"""The kinds of gaps in which nothing was ever acknowledged."""
 
 
 def may_not_read(name: str) -> AccessDenied:
@@ -39,8 +39,8 @@ def may_not_read(name: str) -> AccessDenied:
 def unreadable(read: Slice, gap: Gap) -> CordwoodError:
     """The error for a gap in which records were.
 
-    A reader that may not see records is no reader of a log that lost them: nothing passes that
-    over, or the records would be missing for good once the right is given again.
+    A missing right is no loss of records, so `failOnDataLoss=false` does not skip these records.
+    Otherwise they would be missing for good when the right is given again.
     """
     if gap.kind is GapKind.ACCESS:
         return may_not_read(read.name)
@@ -78,7 +78,7 @@ def gaps_of(store: BlockingStore, read: Slice, within_s: float) -> Iterator[Gap]
                 if time.monotonic() >= deadline:
                     return
     except (Unreachable, UnknownLog):
-        return  # not a question of gaps: the tasks have more patience, and the words for it
+        return  # not a gap: the tasks wait longer, and report the error
 
 
 def _losses(run: Sequence[object]) -> list[Gap]:

@@ -1,4 +1,4 @@
-"""Gaps as rows: what `includeGaps` adds to a table, so that a loss can be found in it.
+"""Gaps as rows: `includeGaps` adds them to a table, so that a loss can be found in it.
 
 A record's row says `record` and nothing more. A gap's row says `gap`, its kind and its
 last LSN; its `lsn` is the first. Together with the log, which both have, the rows tile the range:

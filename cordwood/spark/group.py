@@ -1,9 +1,9 @@
 """`groupId`: a consumer of the store whose cursors follow a query.
 
-Kafka's users ask for it because Spark commits no offsets, so that no tool outside sees how far a
-query is. Here the cursors are the store's (`cordwood groups` tells the lag), and the checkpoint
-stays the truth: a cursor never moves a query that has one. It moves after a batch is done,
-every few seconds, and never back; a save that fails is tried again later, and fails no query.
+Spark commits no offsets to Kafka, so no tool outside Spark sees the progress of a query. Here the
+store keeps cursors (`cordwood groups` tells the lag). The checkpoint still decides: a cursor never
+moves a query that has a checkpoint. It moves after a batch is done, every few seconds, and never
+back; a save that fails is tried again later, and fails no query.
 
 With `startingOffsets=cursor` a new query, or a batch, starts where the consumer stands. A log
 in which it has no cursor yet is read from its beginning: to skip it would be a loss.
@@ -24,7 +24,8 @@ from cordwood.lsn import Lsn
 logger = logging.getLogger(__name__)
 
 SAVE_EVERY_S = 5.0
-"""As a consumer's own: a save is a compare-and-set in the metadata store, for all logs at once."""
+"""The time between two saves, as for a consumer. A save is one compare-and-set in the metadata
+store for all logs."""
 
 
 def cursors_of(store: BlockingStore, consumer: str) -> dict[int, Lsn]:
@@ -66,7 +67,8 @@ class CursorKeeper:
         self._tried_at: float | None = None
 
     def done(self, logs: Container[int], places: Mapping[int, int]) -> None:
-        """What lies before `places` (LSNs by number) has been dealt with, in `logs`."""
+        """Note that all records before `places` (LSNs by number) have been dealt with, in
+        `logs`."""
         for log, lsn in places.items():
             if log in logs and lsn > self._saved.get(log, 0):
                 self._due[log] = max(lsn, self._due.get(log, 0))

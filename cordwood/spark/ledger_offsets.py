@@ -1,4 +1,4 @@
-"""What the offset of a stream of ledgers is, and how it moves: rules only.
+"""The offset of a stream of ledgers, and its moves. It has rules only.
 
 It says for each ledger the next entry to read. Spark compares offsets as JSON text, so there is
 one text for one offset::
@@ -105,7 +105,7 @@ def move_ledgers_on(
     max_records: int | None,
     turn: int,
 ) -> LedgerOffset:
-    """Up to where the next batch reads; `offset` itself if there is nothing new.
+    """The offset at the end of the next batch; `offset` itself if there is nothing new.
 
     Args:
         starts: where ledgers begin that the offset does not carry.

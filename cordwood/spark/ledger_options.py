@@ -45,13 +45,14 @@ LEDGER_OPTIONS = {
     "maxRecordsPerTrigger": OPTIONS["maxRecordsPerTrigger"],
     "maxOffsetsPerTrigger": OPTIONS["maxOffsetsPerTrigger"],
 }
-"""What there is, and a word on each."""
+"""All options, with a short explanation each."""
 
 LEDGERS_MAX = 10_000
-"""Each is opened by the driver, which keeps it open."""
+"""The most ledgers of a query. The driver opens each of them and keeps it open."""
 
 NUMBER_MAX = 2**63 - 1
-"""Of a ledger and of an entry; `cordwood.ledger` says so too, and need not be loaded for it."""
+"""The highest id of a ledger and of an entry. `cordwood.ledger` has the same number, but need not
+be loaded for it."""
 
 _NUMBER = re.compile(r"\d{1,19}", re.ASCII)
 

@@ -43,7 +43,7 @@ POLL_S = 0.3
 as a stream of logs does for each call."""
 
 POLL_MAX_S = 5.0
-"""And no longer than this: then it is late by seconds, and asks of a hundred ledgers at a time."""
+"""The longest wait: a stream of many ledgers is then late by seconds at most."""
 
 
 def _store(options: LedgerOptions) -> BlockingStore:
@@ -51,7 +51,7 @@ def _store(options: LedgerOptions) -> BlockingStore:
 
 
 class _EntryReader:
-    """What both readers do on executors, and how both plan."""
+    """The part that both readers share: reading on executors, and planning."""
 
     _options: LedgerOptions
 

@@ -75,10 +75,11 @@ OPTIONS = {
 NOT_YET = {
     "view": "`cordwood spark stats` and `cordwood spark audit` show this",
 }
-"""Planned, and what each waits for. Options that are refused until they work."""
+"""Planned options, and the reason why each is not there yet. They are refused until they work."""
 
 TARGET_PARTITION_BYTES = 128 << 20
-"""What Spark itself reads of files in one task (`spark.sql.files.maxPartitionBytes`)."""
+"""The default bytes in one task: as many as Spark itself reads of files in one task
+(`spark.sql.files.maxPartitionBytes`)."""
 
 REQUEST_TIMEOUT_MS = 30_000
 """The client's own default: it covers the restart of a node."""
@@ -87,12 +88,13 @@ MAX_TRIGGER_DELAY_S = 900.0
 """Kafka's default for its option of the same name."""
 
 GAP_COLUMNS = ("record_type", "gap_type", "gap_end_lsn")
-"""What `includeGaps` adds: `record` or `gap`; for a gap its kind and its last LSN."""
+"""The columns that `includeGaps` adds: `record` or `gap`; for a gap also its kind and its last
+LSN."""
 
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """Which logs are read.
+    """The logs that a query reads.
 
     Attributes:
         option: one of SELECTIONS.

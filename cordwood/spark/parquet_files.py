@@ -28,11 +28,12 @@ READ_OPTIONS = {
     # would be left out in silence.
     "ignoreMissingFiles": "false",
     "ignoreCorruptFiles": "false",
-    # Times before 1900 are as they were written; Spark's own files of old need to be converted.
+    # Read times before 1900 as they were written. Only files of old versions of Spark need a
+    # conversion.
     "datetimeRebaseMode": "CORRECTED",
 }
 
-HADOOP_SCHEMES = {"s3": "s3a", "gs": "gs"}
+HADOOP_SCHEMES = {"s3": "s3a", "s3a": "s3a", "gs": "gs"}
 """Schemes of main storage and Hadoop's for the same address. Azure's `az://` is missing: Hadoop's
 address of a container needs the account, which Cordwood's does not have."""
 
@@ -151,5 +152,5 @@ def _scanner(
 
 
 def _escaped(path: str) -> str:
-    """A path without a pattern: a directory's name may have the signs of one."""
+    """A path in which pattern characters are escaped: a directory's name may contain them."""
     return "".join(f"\\{sign}" if sign in _GLOB else sign for sign in path)

@@ -22,7 +22,8 @@ _LISTED = 10
 """Logs that an error names."""
 
 _TIME_DIGITS_MAX = 15
-"""Of milliseconds: some thirty thousand years, and µs of them still fit 64 bits."""
+"""The most digits of a time in milliseconds: some thirty thousand years, and in µs it still fits
+into 64 bits."""
 
 
 class Edge(enum.Enum):
@@ -33,7 +34,7 @@ class Edge(enum.Enum):
 
 
 class Cursor(enum.Enum):
-    """Where the consumer stands that `groupId` names."""
+    """The position of the consumer that `groupId` names."""
 
     CURSOR = "cursor"
 
@@ -60,8 +61,8 @@ class Places:
     """A place for every log.
 
     Attributes:
-        default: for logs that are not named. by_log: for named logs, by name (with its slash) or by
-            number in digits.
+        default: for logs that are not named.
+        by_log: for named logs, by name (with its slash) or by number in digits.
     """
 
     default: Edge | At | Cursor

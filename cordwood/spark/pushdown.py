@@ -1,4 +1,4 @@
-"""Spark's filters, as far as they say which logs and LSNs a batch must read.
+"""Uses Spark's filters to limit the logs and LSNs that a batch reads.
 
 A filter on `log` or `log_id` leaves logs out; a filter on `lsn` narrows the range of each log.
 These are exact, so Spark need not look at the rows again; every other filter stays with Spark. The
@@ -60,7 +60,7 @@ class Narrowed:
 
 
 def narrow(filters: Iterable[Filter]) -> tuple[Narrowed, list[Filter]]:
-    """Take what can be used of the filters, all of which must hold.
+    """Use the filters that limit logs or LSNs. All filters must hold together.
 
     Returns:
         The remaining logs and ranges, and the filters that Spark still has to apply.

@@ -117,7 +117,7 @@ def refuse_unknown(
 
 
 def _nearest(name: str, known: Mapping[str, str]) -> str:
-    """What may have been meant."""
+    """The known name that the user may have meant."""
     wanted = name.replace("kafka.", "cordwood.")
     near = difflib.get_close_matches(wanted, known, n=1, cutoff=0.75)
     return f" (did you mean {known[near[0]]}?)" if near else ""

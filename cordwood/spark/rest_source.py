@@ -1,8 +1,8 @@
 """The part of a scan that files do not give: given ranges of logs, read as the source reads them.
 
 `scan_logs` settles on the driver which ranges Spark's own reader gives, and hands the others to
-this source. It is the batch reader of `format("cordwood")` in all else: the same tasks, the same
-gaps, the same losses.
+this source. In all other respects it works like the batch reader of `format("cordwood")`: with the
+same tasks, gaps and losses.
 
 Source: docs/spark.md, "Spark's own Parquet reader".
 """
@@ -37,7 +37,7 @@ _Written = tuple[list[tuple[int, str, int, int]], list[str]]
 
 @dataclass(frozen=True, slots=True)
 class Rest:
-    """What is read.
+    """The ranges and columns to read.
 
     Attributes:
         slices: of logs, without marks of objects.
@@ -77,7 +77,7 @@ class RestSource(DataSource):
 
     @classmethod
     def name(cls) -> str:
-        """What `format` is given."""
+        """The name for `format`."""
         return NAME
 
     def schema(self) -> StructType:

@@ -1,4 +1,4 @@
-"""A range of a log as runs of LSNs that records may have.
+"""Divides a range of a log into runs of LSNs that records may have.
 
 LSNs are never subtracted across epochs: between two epochs lie some four thousand million LSNs that
 were never issued. Inside an epoch they are dense up to the end of its records: the tail or, for a

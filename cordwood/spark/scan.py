@@ -5,8 +5,8 @@ it. Spark's own reader of the same files has neither cost. So the driver reads t
 and divides the range of each log: files that Spark reads itself, and ranges for the source. Both
 are settled in this call: a query of the DataFrame reads the same range, whenever it runs.
 
-What Spark's own reader does not do, the source does: gaps as rows, lost and trimmed ranges, and
-stores that the session cannot read.
+The source does the work that Spark's own reader cannot do: gaps as rows, lost and trimmed ranges,
+and stores that the session cannot read.
 
 Source: docs/spark.md, "Spark's own Parquet reader"; docs/objects.md, "Read leases".
 """
@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import reduce
 from typing import TYPE_CHECKING
@@ -35,6 +35,7 @@ from cordwood.spark.options import SourceOptions, parse_options
 from cordwood.spark.parquet_files import empty_frame, files_frame, why_unreadable
 from cordwood.spark.rest_source import NAME, RANGES, Rest, RestSource
 from cordwood.spark.splitting import Slice, joined
+from cordwood.tier.read_leases import LEASE_S_MAX
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -45,9 +46,6 @@ LEASE_S = 6 * 3600.0
 """A query over years of a log takes minutes to hours. A lease costs the space of objects that are
 merged or trimmed meanwhile."""
 
-LEASE_S_MAX = 7 * 86_400.0
-"""A lease of a driver that died keeps objects until it ends."""
-
 SCANNED_LOGS_MAX = 64
 """Each log has scans of its own, and Spark takes some milliseconds to plan each. The logs with the
 fewest records are left to the source."""
@@ -57,7 +55,7 @@ PUSHDOWN = "spark.sql.python.filterPushdown.enabled"
 
 @dataclass(slots=True)
 class _Plan:
-    """What is read in which way.
+    """The division of the ranges: files that Spark scans, and ranges for the source.
 
     Attributes:
         address: of main storage; "" as long as nothing is found there.
@@ -227,12 +225,12 @@ class _Planner:
         self._limit_logs()
         return plan
 
-    def end_leases(self) -> None:
-        """End all leases: no file is read."""
+    def end_leases(self, logs: Collection[LogId] | None = None) -> None:
+        """End the leases of logs of which no file is read; None for all logs."""
         if self._files is not None:
             # A lease that cannot be ended ends by itself.
             with contextlib.suppress(CordwoodError):
-                self._files.end_leases()
+                self._files.end_leases(logs)
 
     def close(self) -> None:
         """Let the store go."""
@@ -303,9 +301,12 @@ class _Planner:
             )
         for log in small:
             self._plan.leave_to_source(log)
+        if small:
+            # Each collection reads all leases. A scan of ten thousand logs has as many.
+            self.end_leases([LogId(log) for log in small])
 
     def _leave(self, why: str) -> None:
-        """Say that the source reads what files could give.
+        """Warn that the source reads ranges that files could give.
 
         Raises:
             BadSetting: that is refused.

@@ -1,4 +1,5 @@
-"""Where a job takes a secret from: the environment or a file, never the text that names the job.
+"""Reads the secrets of a job from the environment or from a file, and never from the text that
+defines the job.
 
 Every user of the machine can read a command line, and a pipeline's file is kept with the code. So
 both say only where a token is, `env:NAME` or `file:PATH`, which may be shown.

@@ -77,7 +77,7 @@ def _our_histories() -> list[tuple[int, str]]:
 
 
 def _ours() -> list[_Key]:
-    """Of this process, those used longest ago first."""
+    """The stores of this process, the least recently used first."""
     return [key for key in _stores if key[0] == os.getpid()]
 
 

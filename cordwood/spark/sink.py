@@ -1,4 +1,4 @@
-"""Writing with `format("cordwood")`: what Spark calls.
+"""Writing with `format("cordwood")`: the classes and methods that Spark calls.
 
 A task hands its rows to the store in one of the three modes of `delivery`, and reports its work in
 its message; the driver's commit publishes. Rows of one partition stay in their order, in each log
@@ -15,6 +15,7 @@ Source: docs/sources/spark.md §2 (traps 9, 10, 12), §8.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -32,6 +33,7 @@ from cordwood.spark.checkpoint import Checkpoint
 from cordwood.spark.shared_store import shared_store
 from cordwood.spark.sink_options import AT_LEAST_ONCE, EXACTLY_ONCE, IDEMPOTENT, SinkOptions
 from cordwood.spark.sink_rows import RowBlock, row_blocks
+from cordwood.spark.target_log import known_number, number_to_append
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -47,17 +49,37 @@ CHECKPOINTS_PROPERTY = "spark.sql.streaming.checkpointLocation"
 APPENDED = "appended "
 """Before the plan of a batch with appending tasks: nothing is published under its number."""
 
+NAMED = "named "
+"""Before the digest of the name and the plan of a batch that txnAppId names."""
+
+SMALLER_BATCHES = (
+    "Start the query again with deliveryMode=idempotent or atLeastOnce until this batch is "
+    "through, or with fewer tasks (coalesce) if its rows are for many logs, which makes fewer "
+    "blocks of the same rows; and make later batches smaller (maxBytesPerTrigger or "
+    "maxRecordsPerTrigger at the source)"
+)
+"""What to do about a stream's batch that is too large."""
+
+SEVERAL_VERSIONS = (
+    "Write it in several versions; or with fewer tasks (coalesce) if its rows are for many logs, "
+    "which makes fewer blocks of the same rows"
+)
+"""What to do about a batch write that is too large."""
+
 
 @dataclass(frozen=True)
 class Written(WriterCommitMessage):
     """A task's report.
 
     Attributes:
-        query, batch: the batch that it worked for. partition: its place among the tasks. refs: its
-            staged blocks, in order; empty if it appended. records, bytes: the values that it handed
-            over. logs: logs of rows that it skipped, because their version was written before.
-        query_id: of a stream, from Spark. checkpoints: the session's directory for checkpoints, ""
-            if unset.
+        query, batch: the batch that it worked for.
+        partition: its place among the tasks.
+        refs: its staged blocks, in order; empty if it appended.
+        records, bytes: the values that it handed over.
+        logs: logs of rows that it skipped, because their version was written before.
+        target: the number of the log of the option `log`, if it had rows for that log.
+        query_id: of a stream, from Spark.
+        checkpoints: the session's directory for checkpoints, "" if unset.
     """
 
     query: str
@@ -69,12 +91,18 @@ class Written(WriterCommitMessage):
     logs: frozenset[str] = frozenset()
     query_id: str = ""
     checkpoints: str = ""
+    target: int | None = None
 
 
 class _Writer:
-    """What both writers share."""
+    """What both writers share.
 
-    _options: SinkOptions
+    It is made on the driver, once for a write or a micro-batch, and goes to all of its tasks.
+    """
+
+    def __init__(self, options: SinkOptions) -> None:
+        self._options = options
+        self._number = options.log_id
 
     def _store(self) -> BlockingStore:
         from cordwood.settings import ClientSettings
@@ -92,14 +120,10 @@ class _Writer:
         """Hand over a task's rows; return once all of them are durable."""
         context = TaskContext.get()
         partition = context.partitionId() if context is not None else 0
-        return write_portions(
-            self._store(),
-            row_blocks(rows, self._options.log),
-            self._options,
-            query,
-            batch,
-            partition,
-        )
+        store, found = self._store(), _Target(self._options.log, self._number)
+        blocks = found.aimed(store, row_blocks(rows, self._options.log))
+        written = write_portions(store, blocks, self._options, query, batch, partition)
+        return replace(written, target=found.number if found.has_rows else None)
 
     def _abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
         from cordwood.spark.delivery import unstage
@@ -107,6 +131,29 @@ class _Writer:
         refs = staged_refs(messages)
         if refs:
             unstage(self._store, refs)
+
+
+class _Target:
+    """The log of the option `log` in a task.
+
+    Attributes:
+        number: None until a row goes to a log that the driver did not find, or did not look up.
+        has_rows: whether rows went there.
+    """
+
+    def __init__(self, log: str, number: int | None) -> None:
+        self._log = log
+        self.number = number
+        self.has_rows = False
+
+    def aimed(self, store: BlockingStore, blocks: Iterator[RowBlock]) -> Iterator[RowBlock]:
+        """Let the rows of that log go by its number."""
+        for block in blocks:
+            if block.log == self._log:
+                if self.number is None:
+                    self.number = number_to_append(store, self._log)
+                block.number, self.has_rows = self.number, True
+            yield block
 
 
 def write_portions(
@@ -144,7 +191,9 @@ class CordwoodWriter(_Writer, DataSourceArrowWriter):
     """
 
     def __init__(self, options: SinkOptions) -> None:
-        self._options = options
+        super().__init__(options)
+        if self._number is None and options.log:
+            self._number = known_number(self._store(), options.log)
         self._query = options.app or f"write-{uuid4().hex}"
         self._batch = options.version or 0
         self._done = self._published() if options.app else None
@@ -170,9 +219,9 @@ class CordwoodWriter(_Writer, DataSourceArrowWriter):
             return
         refs = staged_refs(messages)
         if self._options.app:
-            name = self.staged_name(refs)
+            name = self.staged_name(messages)
             if name is not None:
-                _publish(self._store(), name, self._batch, refs)
+                _publish(self._store(), name, self._batch, refs, way_out=SEVERAL_VERSIONS)
         elif refs:
             from cordwood.spark.delivery import publish_in_parts
 
@@ -182,36 +231,32 @@ class CordwoodWriter(_Writer, DataSourceArrowWriter):
         """Release the blocks that tasks staged; appended records stay."""
         self._abort(messages)
 
-    def writer_name(self, store: BlockingStore) -> str | None:
-        """The application's name for its log, which has its own sequence of versions.
+    def name_for(self, log: int) -> str:
+        """The application's name for a log, which has its own sequence of versions.
 
         As in Delta, where a version is a table's. It contains the log's number: a log that was
-        deleted and created again holds no earlier records. None where the log is not there.
+        deleted and created again holds no earlier records.
         """
-        if not self._options.log:
-            return self._query
-        try:
-            return self.name_for(store.log(self._options.log).log_id)
-        except UnknownLog:
-            return None
-
-    def name_for(self, log: int) -> str:
-        """The application's name for a log by its number."""
         return f"{self._query} into log {log}"
 
-    def staged_name(self, refs: Sequence[StagedRef]) -> str | None:
-        """As `writer_name`, with the log that the rows were staged for.
+    def staged_name(self, messages: Sequence[WriterCommitMessage | None]) -> str | None:
+        """The name to publish under; None if there is nothing to publish.
 
-        Race: the log is renamed while tasks stage. Its name then leads to no log, or to another log
-        with other versions, and neither has the rows.
+        Race: the log of the option was not there on the driver. Each task with rows for it found it
+        or made it, and these may be two logs, or one that has versions.
 
         Raises:
-            Rejected: the name led to two logs meanwhile; nothing is published.
+            Rejected: tasks found two logs, or one that has this version; nothing is published.
             UnknownLog: all rows name other logs themselves, and the log of the option does not
                 exist; nothing is published.
         """
         log = self._options.log
-        found = sorted({ref.log_id for ref in refs if log and ref.log == log})
+        if not log:
+            return self._query
+        if self._number is not None:
+            return self.name_for(self._number)
+        written = [each for each in messages if isinstance(each, Written)]
+        found = sorted({each.target for each in written if each.target is not None})
         if len(found) > 1:
             raise Rejected(
                 f"{log} led to log {' and to log '.join(map(str, found))} while version "
@@ -219,23 +264,32 @@ class CordwoodWriter(_Writer, DataSourceArrowWriter):
                 "Write it again: it goes into one of them as a whole"
             )
         if found:
-            return self.name_for(found[0])
-        name = self.writer_name(self._store())
-        if name is None and refs:
+            name = self.name_for(found[0])
+            if self._published_in(name) is not None:
+                raise Rejected(
+                    f"{log} was not there when version {self._batch} of {self._options.app!r} was "
+                    f"begun, and is log {found[0]} now, which has this version or a later one: "
+                    "nothing was written. Write it again to be told whether it is in that log"
+                )
+            return name
+        if any(each.refs for each in written):
             raise UnknownLog(
                 f"there is no log {log}, and versions of {self._options.app!r} are counted by the "
                 "log of the option log: nothing was written. Make that log, or leave the option "
                 "out if all rows name their logs"
             )
-        return name
+        return None
 
     def _published(self) -> Published | None:
         """This version, or a later version, of the application, if the store has it already."""
         if self._options.delivery != EXACTLY_ONCE:
             return None
-        store = self._store()
-        name = self.writer_name(store)
-        last = store.published(name) if name is not None else None
+        if not self._options.log:
+            return self._published_in(self._query)
+        return None if self._number is None else self._published_in(self.name_for(self._number))
+
+    def _published_in(self, name: str) -> Published | None:
+        last = self._store().published(name)
         return last if last is not None and last.batch >= self._batch else None
 
     def check_logs(self, done: Published, messages: Sequence[WriterCommitMessage | None]) -> None:
@@ -250,14 +304,17 @@ class CordwoodWriter(_Writer, DataSourceArrowWriter):
             raise BadSetting(
                 f"version {self._batch} of {self._options.app!r} was written into "
                 f"{', '.join(sorted(done.spans)) or 'no log'}, and these rows are for "
-                f"{', '.join(others[:5])}: give each set of logs a txnAppId of its own"
+                f"{', '.join(others[:5])}: give each set of logs a txnAppId of its own. If a log "
+                "was only renamed since, this version is in it: do not write it again"
             )
 
 
 class CordwoodStreamWriter(_Writer, DataSourceStreamArrowWriter):
     """A stream.
 
-    Spark makes a writer on the driver for each micro-batch, before it sends it to the tasks.
+    Spark makes a writer on the driver for each micro-batch, before it sends it to the tasks. It
+    does not connect there, which would cost each micro-batch more than all of its look-ups: each
+    task looks the log's name up.
     """
 
     def __init__(self, options: SinkOptions) -> None:
@@ -266,7 +323,7 @@ class CordwoodStreamWriter(_Writer, DataSourceStreamArrowWriter):
             Rejected: with deliveryMode=idempotent, the batch reads other ranges than the batch
                 written under its number.
         """
-        self._options = options
+        super().__init__(options)
         if options.delivery == IDEMPOTENT:
             self.note_plan()
 
@@ -284,6 +341,7 @@ class CordwoodStreamWriter(_Writer, DataSourceStreamArrowWriter):
         query = self._options.app or checkpoint.query()
         found = checkpoint.fingerprint(batch)
         checkpoint.make_durable(batch)
+        self.note_name(checkpoint, batch, found)
         # Under the name that exactlyOnce publishes under, and with a mark: a batch that was begun
         # in one mode and runs again in the other would be written twice.
         _publish(self._store(), query, batch, (), APPENDED + found)
@@ -312,22 +370,40 @@ class CordwoodStreamWriter(_Writer, DataSourceStreamArrowWriter):
         _publish(self._store(), query, batchId, staged_refs(messages), found)
 
     def plan_fingerprint(self, batch: int, written: Written) -> str:
-        """Which records a batch has, by its checkpoint, which is on stable storage from here on.
+        """The digest of the ranges of a batch, from its checkpoint. The checkpoint is on stable
+        storage when this returns.
 
-        Spark syncs nothing of it: a power cut that took the newest plan and left the publication
-        would have another batch of the same number taken for a repeat.
+        Spark does not sync its checkpoint. If a power cut took the newest plan and left the
+        publication, another batch with the same number would count as a repeat.
         """
         # Spark hands the sink the query's option, but not the session's setting.
         checkpoint = (
             Checkpoint.at(self._options.checkpoint)
             if self._options.checkpoint
-            else Checkpoint.of_query(written.checkpoints, written.query_id)
+            else Checkpoint.of_query(
+                written.checkpoints, written.query_id, self._options.query_name
+            )
         )
         if checkpoint is None:
             return ""
         found = checkpoint.fingerprint(batch)
         checkpoint.make_durable(batch)
+        self.note_name(checkpoint, batch, found)
         return found
+
+    def note_name(self, checkpoint: Checkpoint, batch: int, found: str) -> None:
+        """Note the query's `txnAppId` for a batch, before anything of it is visible.
+
+        The note is under the id in the checkpoint, where a query without `txnAppId` publishes. A
+        batch that was begun under one name and runs again under another one, or under none, would
+        be written twice.
+
+        Raises:
+            Rejected: the batch was begun under another name.
+        """
+        if app := self._options.app:
+            digest = hashlib.blake2b(f"{app}\n{found}".encode(), digest_size=16).hexdigest()
+            _publish(self._store(), checkpoint.query(), batch, (), NAMED + digest)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
         """Release the blocks that tasks staged; published or appended records stay."""
@@ -364,6 +440,7 @@ def _publish(
     batch: int,
     refs: Sequence[StagedRef],
     fingerprint: str = "",
+    way_out: str = SMALLER_BATCHES,
 ) -> None:
     """As `delivery.publish`, with error texts for the user of the query."""
     from cordwood.spark.delivery import publish
@@ -373,10 +450,7 @@ def _publish(
     except RecordTooLarge as error:
         raise RecordTooLarge(
             f"batch {batch} is more than can be published in one step: {error}. Nothing of it was "
-            "written. Start the query again with deliveryMode=idempotent or atLeastOnce until this "
-            "batch is through, or with fewer tasks (coalesce) if its rows are for many logs, which "
-            "makes fewer blocks of the same rows; and make later batches smaller "
-            "(maxBytesPerTrigger or maxRecordsPerTrigger at the source)"
+            f"written. {way_out}"
         ) from error
     except StageExpired as error:
         raise StageExpired(

@@ -24,15 +24,18 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
 WRITE_TOKENS = "cordwood.write.tokens"
+LOG_ID = "logId"
 
 SINK_OPTIONS = {
     SERVERS: "host:port of one or more nodes, with commas, or a cordwood:// address",
     TIMEOUT: "how long an append may take, retries included, 30000",
     WRITE_TOKENS: "with commas, for logs that ask for a write token",
     "log": "the log that records go to which have none in the column log",
+    LOG_ID: "the number of that log: records go there even if the name leads to another log",
     "deliveryMode": "exactlyOnce, idempotent (cheaper; for queries that only map) or atLeastOnce",
     "txnAppId": "names a write across restarts; a stream has its query's id without it",
-    "txnVersion": "numbers the batch writes of txnAppId: a number written before is skipped",
+    "txnVersion": "numbers the batch writes of txnAppId: a number written before is skipped "
+    "(exactlyOnce)",
     "stageTtl": "how long a batch may take from its first row to its publish, 1h",
     "codec": "how blocks are compressed: none, lz4 or zstd",
 }
@@ -58,7 +61,8 @@ TAKEN = {
 """Written columns, and their allowed types."""
 
 PASSED_OVER = frozenset({"log_id", "lsn", "epoch", "offset"})
-"""The source's own: where a record came from is no part of it, so a copy leaves them out."""
+"""Columns of the source that the sink ignores: they tell where a record came from, and are no part
+of the record."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,10 +71,13 @@ class SinkOptions:
 
     Attributes:
         log: with its slash, "" where the column says it.
+        log_id: its number, if that is given; None to look the name up.
         delivery: one of the three modes.
-        app, version: `txnAppId` and `txnVersion`; "" and None if not given. stage_ttl_s: lifetime
-            of staged blocks. write_tokens: for logs that demand one; never shown. checkpoint: the
-            stream's checkpoint directory, from Spark; "" for a batch.
+        app, version: `txnAppId` and `txnVersion`; "" and None if not given.
+        stage_ttl_s: lifetime of staged blocks.
+        write_tokens: for logs that demand one; never shown.
+        checkpoint: the stream's checkpoint directory, from Spark; "" for a batch.
+        query_name: the stream's, from Spark; "" for none.
     """
 
     servers: str
@@ -83,17 +90,29 @@ class SinkOptions:
     stage_ttl_s: float = STAGE_TTL_S
     write_tokens: tuple[str, ...] = field(default=(), repr=False)
     checkpoint: str = ""
+    query_name: str = ""
+    log_id: int | None = None
 
     def check_batch(self) -> None:
         """Check a batch's options.
 
         Raises:
-            BadSetting: one of `txnAppId` and `txnVersion` is without the other.
+            BadSetting: one of `txnAppId` and `txnVersion` is without the other, or they come with
+                a mode in which nothing notes that a version was written.
         """
         if bool(self.app) != (self.version is not None):
             raise BadSetting(
                 "txnAppId and txnVersion go together: the application, and a number that is higher "
                 "for each of its writes"
+            )
+        self._check_mode()
+
+    def _check_mode(self) -> None:
+        if self.app and self.delivery != EXACTLY_ONCE:
+            raise BadSetting(
+                f"txnAppId and txnVersion are for deliveryMode={EXACTLY_ONCE}: with "
+                f"{self.delivery} nothing notes that a version was written, and it would be "
+                "written again. Leave deliveryMode out, or these two"
             )
 
     def check_stream(self) -> None:
@@ -129,10 +148,15 @@ def parse_sink_options(given: Mapping[str, str]) -> SinkOptions:
         version=_version(options),
         stage_ttl_s=options.duration_s("stageTtl", STAGE_TTL_S),
         write_tokens=parse_tokens(options, WRITE_TOKENS),
-        checkpoint=next(
-            (text for name, text in given.items() if name.lower() == "checkpointlocation"), ""
-        ),
+        checkpoint=_sparks(given, "checkpointlocation"),
+        query_name=_sparks(given, "queryname"),
+        log_id=_log_id(options, log),
     )
+
+
+def _sparks(given: Mapping[str, str], wanted: str) -> str:
+    """An option of Spark's own, by its name in lower case."""
+    return next((text for name, text in given.items() if name.lower() == wanted), "")
 
 
 def _app(options: RawOptions) -> str:
@@ -149,6 +173,13 @@ def _version(options: RawOptions) -> int | None:
     if not (text.isascii() and text.isdigit() and len(text) <= _VERSION_DIGITS_MAX):
         raise BadSetting(f"txnVersion is {text!r}; it is a whole number from 0 on")
     return int(text)
+
+
+def _log_id(options: RawOptions, log: str) -> int | None:
+    found = options.count(LOG_ID, 0) or None
+    if found is not None and not log:
+        raise BadSetting(f"{LOG_ID} is the number of the log of the option log: give that too")
+    return found
 
 
 _VERSION_DIGITS_MAX = 9

@@ -20,13 +20,20 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 ROW_BLOCK_BYTES = 1 << 20
-"""Of one log in one call: a block of the client's default size, which hides the round trip."""
+"""The bytes of one log in one call: a block of the client's default size, which hides the round
+trip."""
 
 ROW_BLOCK_RECORDS = 16_384
 """Likewise for small records: 1.6 MB of 100 B, and far fewer than a block may hold."""
 
+CUT_BYTES = 4 << 20
+"""Larger batches of Arrow are halved until they have at most this: a call is one atomic group in
+`deliveryMode=idempotent`, and a group has 64 MiB at most. Ten thousand small records, as many as
+Spark hands over at once, stay whole."""
+
 HELD_BYTES = 32 << 20
-"""Bytes of all logs' waiting rows; beyond it the largest logs' rows go as they are."""
+"""The most bytes of waiting rows of all logs. Above it, the rows of the logs with the most bytes
+are sent at once."""
 
 
 @dataclass(slots=True)
@@ -34,7 +41,9 @@ class RowBlock:
     """Records of one log in order; the columns that no row has anything in are None.
 
     Attributes:
+        number: of the log, if it goes there whatever the name leads to.
         bytes: of values.
+        held: about the bytes of all columns: keys and headers may be larger than values.
     """
 
     log: str
@@ -43,11 +52,18 @@ class RowBlock:
     timestamps: list[int] | None = None
     headers: list[list[tuple[str, bytes | None]]] | None = None
     bytes: int = 0
+    held: int = 0
+    number: int | None = None
+
+    @property
+    def target(self) -> str | int:
+        """The log, as a call names it."""
+        return self.log if self.number is None else self.number
 
     @property
     def is_full(self) -> bool:
         """Whether it is worth a call."""
-        return self.bytes >= ROW_BLOCK_BYTES or len(self.values) >= ROW_BLOCK_RECORDS
+        return self.held >= ROW_BLOCK_BYTES or len(self.values) >= ROW_BLOCK_RECORDS
 
     def after(self, count: int) -> RowBlock:
         """The records after the first `count`."""
@@ -59,6 +75,7 @@ class RowBlock:
             None if self.timestamps is None else self.timestamps[count:],
             None if self.headers is None else self.headers[count:],
             sum(map(len, values)),
+            number=self.number,
         )
 
     def add(self, rows: pa.RecordBatch) -> None:
@@ -82,6 +99,7 @@ class RowBlock:
             self.headers = [*(self.headers or ([] for _ in range(count))), *headers]
         self.values += values
         self.bytes += sum(map(len, values))
+        self.held += _size(rows)
 
 
 def row_blocks(batches: Iterable[pa.RecordBatch], default_log: str) -> Iterator[RowBlock]:
@@ -99,15 +117,15 @@ def row_blocks(batches: Iterable[pa.RecordBatch], default_log: str) -> Iterator[
         for log, rows in _by_log(batch, default_log):
             for part in _cut(rows):
                 block = held.setdefault(log, RowBlock(log))
-                before = block.bytes
+                before = block.held
                 block.add(part)
-                size += block.bytes - before
+                size += block.held - before
                 if block.is_full:
-                    size -= block.bytes
+                    size -= block.held
                     yield held.pop(log)
         while size > HELD_BYTES:
-            largest = max(held.values(), key=lambda each: (each.bytes, each.log))
-            size -= largest.bytes
+            largest = max(held.values(), key=lambda each: (each.held, each.log))
+            size -= largest.held
             yield held.pop(largest.log)
     yield from held.values()
 
@@ -119,7 +137,22 @@ def now_us() -> int:
 
 def _cut(rows: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
     for at in range(0, rows.num_rows, ROW_BLOCK_RECORDS):
-        yield rows.slice(at, ROW_BLOCK_RECORDS)
+        yield from _halved(rows.slice(at, ROW_BLOCK_RECORDS))
+
+
+def _halved(rows: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+    count = rows.num_rows
+    if count < 2 or _size(rows) <= CUT_BYTES:
+        yield rows
+        return
+    yield from _halved(rows.slice(0, count // 2))
+    yield from _halved(rows.slice(count // 2))
+
+
+def _size(rows: pa.RecordBatch) -> int:
+    """The bytes of the columns that a record has, as Arrow holds them."""
+    names = rows.schema.names
+    return sum(rows.column(each).nbytes for each in ("value", "key", "headers") if each in names)
 
 
 def _by_log(batch: pa.RecordBatch, default_log: str) -> Iterator[tuple[str, pa.RecordBatch]]:

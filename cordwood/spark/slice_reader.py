@@ -1,4 +1,4 @@
-"""The work of a task: slices of logs in, Arrow batches out.
+"""The work of a task: it reads slices of logs and makes Arrow batches.
 
 Blocks come straight from the storage nodes. They become batches without touching records one by
 one; only runs of tiny blocks are gathered record by record. Where the driver found that main
@@ -118,7 +118,8 @@ def _runs_of(
                         start = kept[-1].last + 1
                         yield kept
                     if len(kept) < len(run):
-                        # Main storage lost it, and a node may still have it: nodes decide.
+                        # Main storage lost the range, and a node may still have it, so nodes
+                        # decide.
                         why = "main storage lost records there"
                         break
         except CordwoodError as error:

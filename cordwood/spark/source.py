@@ -92,7 +92,8 @@ MANY_LOGS = 1000
 """From this many logs on, garbage collection slows micro-batches."""
 
 COLLECT_EVERY = 50_000
-"""New objects between two garbage collections: a few answers about ten thousand logs."""
+"""New objects between two garbage collections: as many as a few answers about ten thousand logs
+make."""
 
 EAGER_POLLS = 4
 """After this many idle polls, a stream waits this long for all nodes that it asks."""
@@ -226,7 +227,7 @@ def _collect_rarely(logs: int) -> None:
 
 
 class SliceReader:
-    """What readers of logs do on executors."""
+    """The part of the readers of logs that runs on executors."""
 
     _options: SourceOptions
 
@@ -352,7 +353,8 @@ class CordwoodStreamReader(SliceReader, DataSourceStreamReader, SupportsTriggerA
         carried = self._catalog.carried(logs)
         placed = self._catalog.placed(logs, tails, carried)
         places = {**carried, **initial_places(placed, logs, tails)}
-        return StreamOffset(self._catalog.cluster, places, is_initial=True).to_json()
+        away = frozenset(carried)
+        return StreamOffset(self._catalog.cluster, places, is_initial=True, away=away).to_json()
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
         """One of the limits that were given; Spark knows of one, the others hold all the same."""
@@ -370,7 +372,7 @@ class CordwoodStreamReader(SliceReader, DataSourceStreamReader, SupportsTriggerA
 
         Raises:
             BadSetting: the checkpoint is another cluster's.
-            DataLoss: a log of the checkpoint is gone, and `failOnDataLoss` is true.
+            DataLoss: a log that the query selected is gone, and `failOnDataLoss` is true.
             Retryable: the cluster did not answer in time.
         """
         offset = self._offsets.parse(start)
@@ -378,7 +380,8 @@ class CordwoodStreamReader(SliceReader, DataSourceStreamReader, SupportsTriggerA
             self._check(offset)
         self._follow(offset)
         ends = self._ends(offset) if self._frozen is None else self._frozen
-        moved = move_on(offset, self._limited(offset, ends, self._limits(limit)))
+        away = self._away(offset, ends.names)
+        moved = move_on(offset, self._limited(offset, ends, self._limits(limit)), away)
         if moved is offset:
             self._idle_polls += 1
             return start
@@ -444,7 +447,7 @@ class CordwoodStreamReader(SliceReader, DataSourceStreamReader, SupportsTriggerA
     def _check(self, offset: StreamOffset) -> None:
         """Check once that the checkpoint fits this cluster."""
         check_cluster(offset.cluster, self._catalog.cluster)
-        self._catalog.check_there(self._catalog.all_logs(), offset.logs)
+        self._catalog.check_there(self._catalog.all_logs(), offset.to_find())
         _collect_rarely(len(offset.logs))
         self._is_checked = True
 
@@ -458,11 +461,23 @@ class CordwoodStreamReader(SliceReader, DataSourceStreamReader, SupportsTriggerA
         try:
             tails = self._catalog.released(logs)
         except UnknownLog:
-            logs = self._catalog.select_again(offset.logs)
+            logs = self._catalog.select_again(offset.to_find())
             tails = self._catalog.released(logs)
         self._asked_at = time.monotonic()
         self._latest = {log: tail + 1 for log, tail in tails.items()}
         return _Ends(logs, stream_stops(self._options, logs, tails))
+
+    def _away(self, offset: StreamOffset, names: Mapping[int, str]) -> frozenset[int]:
+        """The carried logs that are not selected now; see `offsets`.
+
+        Raises:
+            DataLoss: one was deleted while it was selected, and `failOnDataLoss` is true.
+        """
+        away = frozenset(offset.logs.keys() - names.keys())
+        if newly := away - offset.away:
+            there = self._catalog.all_logs()
+            self._catalog.check_there(there, {log: offset.logs[log] for log in newly})
+        return away
 
     def _pause_s(self, logs: Mapping[int, str]) -> float:
         """How long an idle stream waits; longer the longer it is idle, see POLL_S."""
@@ -470,9 +485,9 @@ class CordwoodStreamReader(SliceReader, DataSourceStreamReader, SupportsTriggerA
         return POLL_S * min(calls, 1 + self._idle_polls // EAGER_POLLS)
 
     def _limits(self, limit: ReadLimit) -> Limits:
-        """What holds for this batch: Spark's word, and the limits it does not know of."""
+        """The limits of this batch: Spark's limit, and the limits that Spark does not know."""
         if isinstance(limit, ReadAllAvailable):
-            # Spark asks for all there is, and means it.
+            # Spark asks for all present records, so the limits do not apply.
             return Limits()
         options = self._options
         waits = (
@@ -500,12 +515,16 @@ class CordwoodStreamReader(SliceReader, DataSourceStreamReader, SupportsTriggerA
         backlog = {log: records for log in runs if (records := records_in(runs[log]))}
         # A stream passes the end of an epoch as well, if no record follows it yet. If it stayed
         # before that end and the log was trimmed meanwhile, the next record would bring a report of
-        # lost records, although the stream had read all of them.
+        # lost records, although the stream had read all of them. An epoch with a lost end is read
+        # too: it may have records, and nothing may come after it.
         passed = {
             log: stops[log]
             for log in runs
             if log not in backlog
-            and self._catalog.is_surely_empty(log, starts.get(log, OLDEST), stops[log])
+            and (
+                self._catalog.is_surely_empty(log, start := starts.get(log, OLDEST), stops[log])
+                or self._catalog.may_hide_records(log, start, stops[log])
+            )
         }
         total = sum(backlog.values())
         if not total:

@@ -19,11 +19,12 @@ if TYPE_CHECKING:
     from cordwood.client.values import Tiered  # Most of Spark's processes never connect
 
 OPEN_COST_BYTES = 256 << 10
-"""What opening a log costs a task, in bytes it could have read instead: 2 ms or so.
-Thousands of tiny logs then fill several tasks, as small files do in Spark."""
+"""The cost of opening a log, about 2 ms, in bytes that a task could read in that time. With it,
+thousands of tiny logs fill several tasks, as small files do in Spark."""
 
 PARTITIONS_MAX = 100_000
-"""About; past that Spark's driver is busy with tasks alone, and larger slices are better."""
+"""The approximate most partitions. With more, Spark's driver is busy only with tasks, and larger
+slices are better."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,8 +103,8 @@ def mark_objects(
 ) -> list[tuple[Slice, ...]]:
     """The same partitions, with slices that name the parts to read from main storage.
 
-    Nodes let go of more as time goes by. So this comes after the cuts, and moves none of them: a
-    repeated batch has the same records in each partition.
+    Nodes let go of more records as time goes by. So this comes after the cuts and does not change
+    them: a repeated batch has the same records in each partition.
 
     Args:
         tiered: what main storage holds, by log.
@@ -115,11 +116,17 @@ def mark_objects(
 
 
 def _marked(whole: Slice, tiered: Tiered | None) -> Iterator[Slice]:
-    middle = whole.start if tiered is None else min(whole.stop, int(tiered.upto) + 1)
-    if tiered is None or middle <= whole.start:
+    """The parts of a slice: trimmed, which nodes report; in main storage; and the rest."""
+    kept, middle = whole.start, whole.start
+    if tiered is not None:
+        kept = max(whole.start, min(whole.stop, int(tiered.trim) + 1))
+        middle = min(whole.stop, int(tiered.upto) + 1)
+    if tiered is None or middle <= kept:
         yield whole
         return
-    yield replace(whole, stop=middle, objects=tiered.address, made_us=tiered.created_us)
+    if whole.start < kept:
+        yield replace(whole, stop=kept)
+    yield replace(whole, start=kept, stop=middle, objects=tiered.address, made_us=tiered.created_us)
     if middle < whole.stop:
         yield replace(whole, start=middle)
 
@@ -138,7 +145,7 @@ def _cut(span: Span, target: int) -> Iterator[tuple[Slice, int]]:
 
 
 def _pack(pieces: Iterable[tuple[Slice, int]], target: int) -> Iterator[tuple[Slice, ...]]:
-    """Fill partitions in order; a piece goes in while there is room, and always alone."""
+    """Fill partitions in order. A piece goes into a partition that has space for it or is empty."""
     packed: list[Slice] = []
     size = 0
     for piece, data_bytes in pieces:

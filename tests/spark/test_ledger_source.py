@@ -18,7 +18,8 @@ from pyspark.sql.types import StructType
 from cordwood.client.blocking.blocking_ledgers import BlockingWritableLedger
 from cordwood.client.blocking.blocking_store import BlockingStore
 from cordwood.errors import AccessDenied, BadSetting, UnknownLedger
-from cordwood.spark.ledger_options import PASSWORD
+from cordwood.spark.ledger_ends import LedgerEnds
+from cordwood.spark.ledger_options import PASSWORD, parse_ledger_options
 from cordwood.spark.ledger_source import LedgerReader, LedgerStreamReader
 from cordwood.spark.offsets import DataLoss
 from cordwood.spark.options import SERVERS
@@ -231,6 +232,26 @@ class TestStream:
         end = reader.latestOffset(start, ALL)
         assert len(values(reader, reader.partitions(start, end))) in (5, 6)
         assert reader.latestOffset(end, ALL) is end
+
+    def test_what_was_confirmed_before_the_last_nodes_went_is_read(
+        self, store: BlockingStore, source
+    ):
+        """The stream waited for nodes that are down to tell a LAC, and read nothing."""
+        ledgers = store.ledgers
+        ledger = ledgers.create(ensemble=1, write=1, ack=1)
+        early = stream(source(ledger.ledger_id))
+        start = stored(early.initialOffset())
+        assert early.latestOffset(start, ALL) == start
+        ledger.append_many(numbers(0, 30))
+        ledger.abandon()
+        held = ledgers._call(ledgers._inner._calls.get(ledger.ledger_id))
+        changed = held.metadata.with_ensemble(30, (99,))
+        assert ledgers._call(ledgers._inner._calls.set(held.version, changed))[1]
+        for reader in (early, stream(source(ledger.ledger_id))):
+            end = stored(reader.latestOffset(start, ALL))
+            assert values(reader, reader.partitions(start, end)) == numbers(0, 30)
+        options = parse_ledger_options({SERVERS: "h:1", "ledgers": str(ledger.ledger_id)})
+        assert LedgerEnds(store, options).heard() == {ledger.ledger_id: 30}
 
     def test_the_checkpoint_of_another_cluster_is_refused(
         self, made: BlockingWritableLedger, source

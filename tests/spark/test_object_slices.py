@@ -156,9 +156,42 @@ def test_what_main_storage_lost_nodes_may_have(tmp_path: Path) -> None:
 
 
 def test_a_loss_of_objects_that_is_believed_shows(tmp_path: Path) -> None:
-    (bug,) = OBJECT_BUGS
+    bug, _ = OBJECT_BUGS
     with planted(bug), pytest.raises(DataLoss, match="DATA_LOSS"):
         nodes_have_what_main_storage_lost(tmp_path)
+
+
+def trimmed_records_are_left_out(tmp_path: Path) -> bool:
+    """Nodes have heard of a trim, and main storage has not. Its objects still have all of it."""
+    with cordwood.connect(tmp_path / "cluster") as store:
+        name = [store.create_log(f"/orders-{n}").name for n in range(LOG)][-1]
+        assert store.log(name).log_id == LOG
+        first = store.append_many(name, [b"%d" % n for n in range(COUNT)])[0]
+        made = Made(LOG, "/orders", int(first))
+        for at in (0, 20, 40):
+            body = encode_body([b"%d" % n for n in range(at, at + 20)], timestamps_us=NOW_US)
+            made.block(body)
+        address = upload(made, tmp_path / "history")
+        store.trim(name, Lsn(first + 29))
+        told = Tiered(address, Lsn(first + 49), 0, Lsn(first + 29))
+        whole = Slice(LOG, name, int(first), int(first) + COUNT)
+        ((*marked,),) = mark_objects([(whole,)], {LOG: told})
+        wanted = [b"%d" % n for n in range(30, COUNT)]
+        if values(lambda: store, *marked, fails=False) != wanted:
+            return False
+        with pytest.raises(DataLoss, match="TRIM"):
+            values(lambda: store, *marked)
+        return True
+
+
+def test_trimmed_records_are_not_read_from_objects(tmp_path: Path) -> None:
+    assert trimmed_records_are_left_out(tmp_path)
+
+
+def test_trimmed_records_that_are_read_show(tmp_path: Path) -> None:
+    _, bug = OBJECT_BUGS
+    with planted(bug):
+        assert not trimmed_records_are_left_out(tmp_path)
 
 
 def test_a_loss_that_main_storage_tells_fails_the_task(tmp_path: Path) -> None:
@@ -197,8 +230,8 @@ def test_a_store_of_another_cluster_gives_nothing(tmp_path: Path) -> None:
     assert values(nobody, asked) == [b"other"] * COUNT
 
 
-def held(upto: int) -> Tiered:
-    return Tiered("s3://x", Lsn(upto), 5)
+def held(upto: int, trim: int = 0) -> Tiered:
+    return Tiered("s3://x", Lsn(upto), 5, Lsn(trim))
 
 
 def test_marks_move_no_cut() -> None:
@@ -210,6 +243,11 @@ def test_marks_move_no_cut() -> None:
         (Slice(1, "/a", 10, 15, "s3://x", 5), Slice(1, "/a", 15, 30)),
     ]
     assert mark_objects(cuts, {2: held(0)}) == cuts
+    assert mark_objects(cuts, {1: held(14, trim=11)})[1] == (
+        Slice(1, "/a", 10, 12), Slice(1, "/a", 12, 15, "s3://x", 5), Slice(1, "/a", 15, 30)
+    )  # fmt: skip
+    assert mark_objects(cuts, {1: held(14, trim=20)}) == cuts
+    assert mark_objects(cuts, {1: held(99, trim=29)}) == cuts
     assert mark_objects(cuts, {1: held(9)})[1] == cuts[1]
     assert mark_objects(cuts, {1: held(99)})[1] == (Slice(1, "/a", 10, 30, "s3://x", 5),)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import pickle
 import re
@@ -32,6 +33,7 @@ places = st.dictionaries(log_ids, lsns, max_size=6)
 offsets = st.builds(
     StreamOffset, st.text("0123456789abcdef", min_size=1), places, places, st.just(False)
 ) | st.builds(StreamOffset, st.just("c1"), places, is_initial=st.just(True))
+sets = st.frozensets(log_ids, max_size=3)
 
 
 def at(esn: int, epoch: int = 1) -> int:
@@ -65,8 +67,9 @@ class TestJson:
             '{"cluster":"c1","init":true,"logs":{"2":"e1n5"},"v":1}'
         )
 
-    @given(offsets)
-    def test_is_canonical_and_comes_back(self, written):
+    @given(offsets, sets)
+    def test_is_canonical_and_comes_back(self, written, away):
+        written = dataclasses.replace(written, away=away)
         text = json.dumps(written.to_json())
         assert text == json.dumps(json.loads(text), sort_keys=True)
         assert parse_offset(json.loads(text)) == written
@@ -86,6 +89,8 @@ class TestJson:
             {"v": 1, "cluster": "c", "logs": {"orders": "e1n1"}},
             {"v": 1, "cluster": "c", "logs": {"1": "soon"}},
             {"v": 1, "cluster": "c", "logs": {"1": 7}},
+            {"v": 1, "cluster": "c", "logs": {}, "away": ["orders"]},
+            {"v": 1, "cluster": "c", "logs": {}, "away": 7},
         ],
     )
     def test_of_another_source_is_refused(self, stored):
@@ -129,6 +134,16 @@ class TestMoveOn:
     def test_a_log_that_is_selected_no_more_keeps_its_place(self):
         moved = move_on(offset(l1=at(5), l2=at(6)), {2: at(7)})
         assert moved.logs == {1: at(5), 2: at(7)}
+
+    def test_a_log_that_is_away_keeps_its_place_and_need_not_be_there(self):
+        start = offset(l1=at(5), l2=at(6))
+        moved = move_on(start, {}, frozenset({2}))
+        assert (moved.logs, moved.to_find()) == (start.logs, {1: at(5)})
+        assert ranges(start, moved) == {}
+        assert move_on(moved, {}, frozenset({2})) is moved
+        back = move_on(moved, {2: at(9)})
+        assert ranges(moved, back) == {2: (at(6), at(9))}
+        assert back.to_find() == back.logs
 
 
 class TestRanges:

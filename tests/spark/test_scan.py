@@ -17,7 +17,7 @@ from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as sf
-from swaps import swap
+from swaps import swap, swap_value
 
 import cordwood.spark
 from cordwood import aio
@@ -31,6 +31,7 @@ from cordwood.log_attributes import LogAttributes, token_digest
 from cordwood.lsn import OLDEST, LogId
 from cordwood.protocol.merge_plan import MergePolicy
 from cordwood.settings import MIB
+from cordwood.spark import scan
 from cordwood.spark.offsets import DataLoss
 from cordwood.spark.options import SERVERS
 from cordwood.spark.parquet_files import files_frame, hadoop_address, why_unreadable
@@ -271,6 +272,35 @@ class TestSeveralLogs:
         assert f"logs/{log.log_id:016x}/" in plan_of(scanned)
         assert f"logs/{log.log_id:016x}/" not in plan_of(filtered)
 
+    def test_the_smallest_of_many_logs_are_the_sources_and_have_no_lease(
+        self,
+        log: TieredLog,
+        spark: SparkSession,
+        cluster: LiveCluster,
+        store: BlockingStore,
+        monkeypatch: pytest.MonkeyPatch,
+        caplog: pytest.LogCaptureFixture,
+    ) -> None:
+        """A scan of ten thousand logs left ten thousand leases for six hours, and each collection
+        reads all leases."""
+        swap_value(monkeypatch, lambda: scan.SCANNED_LOGS_MAX, 1)
+        other = TieredLog(spark, cluster.url, store, f"{log.name}-other")
+        for each, records in ((log, 30), (other, 20)):
+            each.append(0, records)
+            each.upload()
+        leases = Path(log.address) / "leases"
+        before = {*leases.glob("*")}
+        options = log.options(subscribe=f"{log.name},{other.name}")
+        with caplog.at_level(logging.WARNING):
+            scanned = cordwood.spark.scan_logs(spark, options)
+        assert "1 logs with fewer records than 1 others" in caplog.text
+        (lease,) = {*leases.glob("*")} - before
+        assert f"logs/{log.log_id:016x}/".encode() in lease.read_bytes()
+        source = spark.read.format("cordwood").options(**options).load()
+        assert rows(scanned) == rows(source)
+        assert f"logs/{log.log_id:016x}/" in plan_of(scanned)
+        assert f"logs/{other.log_id:016x}/" not in plan_of(scanned)
+
     def test_a_renamed_log_has_its_present_name(self, log: TieredLog, store: BlockingStore) -> None:
         log.append(0, 20)
         log.upload()
@@ -291,7 +321,7 @@ def upload_shared(logs: list[TieredLog], first: int) -> None:
                 info = await client.log(each.name)
                 manifest = LogManifest(objects, info.log_id, host, "test")
                 head = await manifest.load()
-                start = head.end if head is not None else None
+                start = head.end if head is not None else 0
                 async with LogSource(client, info.log_id, start) as source:
                     items, lost = await gather(source.items(), MIB)
                     assert lost is None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import datetime
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,6 +24,7 @@ from swaps import swap, swap_value
 from cordwood.block import Record
 from cordwood.client.aio import open_store
 from cordwood.client.blocking.blocking_store import BlockingStore, open_blocking
+from cordwood.client.find.log_finding import LogFinding
 from cordwood.embedded import embedded_store
 from cordwood.errors import (
     BadSetting,
@@ -32,6 +34,7 @@ from cordwood.errors import (
     UnknownLog,
     Unreachable,
 )
+from cordwood.layout.limits import GROUP_BYTES_MAX
 from cordwood.protocol.producers import PLACES_MAX
 from cordwood.settings import MIB, ClientSettings
 from cordwood.spark import sink as sink_module
@@ -48,10 +51,11 @@ from cordwood.spark.sink_options import (
     check_columns,
     parse_sink_options,
 )
-from cordwood.spark.sink_rows import ROW_BLOCK_RECORDS, row_blocks
+from cordwood.spark.sink_rows import CUT_BYTES, ROW_BLOCK_BYTES, ROW_BLOCK_RECORDS, row_blocks
 from cordwood.spark.source import CordwoodSource
 
 LEAST = {SERVERS: "h:1", "log": "a"}
+HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
 
 UTC = datetime.UTC
 
@@ -164,6 +168,36 @@ class TestPortions:
         swap_value(monkeypatch, lambda: sink_rows_module.HELD_BYTES, 1000)
         rows = batch(
             value=pa.array([b"x" * 100] * 50), log=pa.array([f"/l{n % 25}" for n in range(50)])
+        )
+        found = list(row_blocks(iter([rows, rows]), ""))
+        assert sum(len(each.values) for each in found) == 100
+        assert len(found) > 25
+
+    @pytest.mark.parametrize("column", ["value", "key", "headers"])
+    def test_large_rows_fit_into_an_atomic_group(self, column: str):
+        """Only values counted, and no batch of Arrow was cut by its bytes. A task of
+        deliveryMode=idempotent appends a row block as one group, and was refused each time."""
+        count, large = 9000, b"x" * 8000
+        columns = {"value": pa.array([b"%d" % n for n in range(count)])}
+        match column:
+            case "value":
+                columns["value"] = pa.array([b"%d" % n + large for n in range(count)])
+            case "key":
+                columns["key"] = pa.array([large] * count)
+            case _:
+                pair = [{"key": "h", "value": large}]
+                columns["headers"] = pa.array([pair] * count, HEADERS)
+        found = list(row_blocks(iter([batch(**columns)]), "/a"))
+        assert [int(v.rstrip(b"x")) for each in found for v in each.values] == list(range(count))
+        assert count * len(large) > GROUP_BYTES_MAX
+        assert max(each.held for each in found) <= CUT_BYTES + ROW_BLOCK_BYTES
+
+    def test_keys_of_many_logs_do_not_fill_the_memory(self, monkeypatch: pytest.MonkeyPatch):
+        swap_value(monkeypatch, lambda: sink_rows_module.HELD_BYTES, 1000)
+        rows = batch(
+            value=pa.array([b""] * 50),
+            key=pa.array([b"x" * 100] * 50),
+            log=pa.array([f"/l{n % 25}" for n in range(50)]),
         )
         found = list(row_blocks(iter([rows, rows]), ""))
         assert sum(len(each.values) for each in found) == 100
@@ -320,8 +354,11 @@ class TestOnce:
         swap(monkeypatch, sink_module.shared_store, lambda *_: store, within=sink_module)
         writer = CordwoodWriter(parse_sink_options({**LEAST, "txnAppId": "x", "txnVersion": "1"}))
         message = writer.write(iter(numbered(0, 10)))
-        with pytest.raises(RecordTooLarge, match=r"idempotent.*coalesce.*maxBytesPerTrigger"):
+        with pytest.raises(RecordTooLarge, match=r"several versions.*coalesce"):
             writer.commit([message])
+        stream = CordwoodStreamWriter(parse_sink_options(LEAST))
+        with pytest.raises(RecordTooLarge, match=r"idempotent.*coalesce.*maxBytesPerTrigger"):
+            stream.commit([Written("q", 0, 0, (), 0, 0)], 0)
 
     def test_a_version_that_was_written_is_skipped(
         self, store: BlockingStore, monkeypatch: pytest.MonkeyPatch
@@ -398,12 +435,29 @@ class TestOnce:
         write("2", "/c", (0, 3))
         assert values(store, "/c") == list(range(3))
 
+    def test_a_version_of_a_log_that_was_renamed_since_is_refused_with_the_right_advice(
+        self, store: BlockingStore, monkeypatch: pytest.MonkeyPatch
+    ):
+        """The error asked for another txnAppId alone: with it the rows were there twice."""
+        swap(monkeypatch, sink_module.shared_store, lambda *_: store, within=sink_module)
+
+        def write(log: str) -> None:
+            asked = {**LEAST, "log": log, "txnAppId": "app", "txnVersion": "1"}
+            writer = CordwoodWriter(parse_sink_options(asked))
+            writer.commit([writer.write(iter(numbered(0, 5)))])
+
+        write("/a")
+        store.log_tree.rename("/a", "/c")
+        with pytest.raises(BadSetting, match=r"written into /a, .* /c.*renamed.*do not write it"):
+            write("/c")
+        assert values(store, "/c") == list(range(5))
+
     def test_a_version_that_a_name_scattered_over_two_logs_is_refused(
         self, store: BlockingStore, monkeypatch: pytest.MonkeyPatch
     ):
+        """It was not there on the driver, so that each task made it or found it."""
         swap(monkeypatch, sink_module.shared_store, lambda *_: store, within=sink_module)
-        for log in ("/a", "/b"):
-            store.create_log(log)
+        store.create_log("/b")
         asked = parse_sink_options({**LEAST, "log": "/a", "txnAppId": "app", "txnVersion": "1"})
         writer = CordwoodWriter(asked)
         messages = [writer.write(iter(numbered(0, 5)))]
@@ -416,6 +470,84 @@ class TestOnce:
         again = CordwoodWriter(asked)
         again.commit([again.write(iter(numbered(0, 9)))])
         assert values(store, "/a") == list(range(9))
+
+    def test_a_version_of_a_log_that_took_the_name_after_the_driver_looked(
+        self, store: BlockingStore, monkeypatch: pytest.MonkeyPatch
+    ):
+        """It has that version, so that the rows counted as its repeat, and were nowhere."""
+        swap(monkeypatch, sink_module.shared_store, lambda *_: store, within=sink_module)
+        asked = parse_sink_options({**LEAST, "log": "/a", "txnAppId": "app", "txnVersion": "1"})
+        first = CordwoodWriter(asked)
+        first.commit([first.write(iter(numbered(0, 5)))])
+        store.log_tree.rename("/a", "/c")
+        writer = CordwoodWriter(asked)
+        store.log_tree.rename("/c", "/a")
+        with pytest.raises(Rejected, match=r"/a was not there .* nothing was written"):
+            writer.commit([writer.write(iter(numbered(5, 9)))])
+        assert values(store, "/a") == list(range(5))
+
+    @pytest.mark.parametrize(
+        ("mode", "version"),
+        [(EXACTLY_ONCE, "1"), (EXACTLY_ONCE, None), (IDEMPOTENT, None), (AT_LEAST_ONCE, None)],
+    )
+    def test_rows_go_to_the_log_that_the_driver_found_though_tasks_remember_another(
+        self,
+        store: BlockingStore,
+        monkeypatch: pytest.MonkeyPatch,
+        mode: str,
+        version: str | None,
+    ):
+        """The log was renamed and made again just before the write. Clients of tasks remembered
+        the old log: a version that it had was lost, and other rows went into it."""
+        swap(monkeypatch, sink_module.shared_store, lambda *_: store, within=sink_module)
+        app = {} if version is None else {"txnAppId": "app", "txnVersion": version}
+        asked = parse_sink_options({**LEAST, "deliveryMode": mode, **app})
+
+        def write(first: int, stop: int) -> None:
+            writer = CordwoodWriter(asked)
+            rows = batch(
+                value=pa.array([b"%d" % n for n in range(first, stop)]),
+                log=pa.array([(None, "a", "/a")[n % 3] for n in range(first, stop)]),
+            )
+            with monkeypatch.context() as here:
+                if is_stale:
+                    swap(here, LogFinding.find_log, stale, within=LogFinding)
+                message = writer.write(iter([rows]))
+            writer.commit([message])
+
+        finding, is_stale = LogFinding.find_log, False
+
+        async def stale(self, log, **how):
+            """As a client finds it that remembers the name."""
+            return await finding(self, "/old" if log == "/a" else log, **how)
+
+        write(0, 9)
+        store.log_tree.rename("/a", "/old")
+        store.create_log("/a")
+        is_stale = True
+        write(9, 18)
+        assert values(store, "/old") == list(range(9))
+        assert values(store, "/a") == list(range(9, 18))
+
+    def test_rows_go_by_the_number_that_is_given(
+        self, store: BlockingStore, monkeypatch: pytest.MonkeyPatch
+    ):
+        swap(monkeypatch, sink_module.shared_store, lambda *_: store, within=sink_module)
+        number = store.create_log("/a").log_id
+        asked = parse_sink_options({**LEAST, "logId": str(number)})
+        store.log_tree.rename("/a", "/c")
+        store.create_log("/a")
+        for make in (CordwoodWriter, CordwoodStreamWriter):
+            written = make(asked)._write(iter(numbered(0, 5)), "q", 0)
+            assert {ref.log_id for ref in written.refs} == {number}
+            publish(store, "q", int(make is CordwoodStreamWriter), written.refs)
+        assert values(store, "/c") == [*range(5)] * 2
+        store.log_tree.delete("/c")
+        with pytest.raises(UnknownLog, match=f"log number {number} was deleted"):
+            CordwoodWriter(asked)._write(iter(numbered(0, 5)), "q", 0)
+        assert values(store, "/a") == []
+        with pytest.raises(BadSetting, match="logId is the number of the log of the option log"):
+            parse_sink_options({SERVERS: "h:1", "logId": "7"})
 
     def test_a_version_needs_the_log_by_which_it_is_counted(
         self, store: BlockingStore, monkeypatch: pytest.MonkeyPatch
@@ -500,6 +632,9 @@ class TestOptions:
             with pytest.raises(BadSetting, match="go together"):
                 parse_sink_options({**LEAST, **half}).check_batch()
         parse_sink_options({**LEAST, "txnAppId": "nightly"}).check_stream()
+        for mode in (IDEMPOTENT, AT_LEAST_ONCE):
+            with pytest.raises(BadSetting, match="are for deliveryMode=exactlyOnce"):
+                dataclasses.replace(found, delivery=mode).check_batch()
 
     def test_what_is_taken(self):
         found = parse_sink_options({**LEAST, "codec": "ZSTD", "checkpointLocation": "x"})
@@ -512,7 +647,7 @@ class TestOptions:
         for name, value in (
             (SERVERS, "./data"), ("codec", "gzip"), ("deliveryMode", "maybe"), ("txnAppId", ""),
             ("txnAppId", "x" * 201), ("txnVersion", "-1"), ("txnVersion", "1.5"),
-            ("stageTtl", "10"),
+            ("stageTtl", "10"), ("logId", "0"),
         ):  # fmt: skip
             with pytest.raises(BadSetting, match=name):
                 parse_sink_options({**LEAST, name: value})

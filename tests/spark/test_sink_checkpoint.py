@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -80,11 +81,14 @@ def test_a_checkpoint_that_the_session_names_is_looked_at_too(
     """Spark hands the sink an option of the query, and nothing of the session's settings."""
     setting = "spark.sql.streaming.checkpointLocation"
     spark.conf.set(setting, str(tmp_path))
-    checkpoint = tmp_path / "named"
+    checkpoint = tmp_path / "named so"
     try:
         for at in (0, 10):
             store.append_many("/back/from", [b"%d" % n for n in range(at, at + 10)])
-            run(spark, cluster, checkpoint, "back/named", "named")
+            run(spark, cluster, checkpoint, "back/named", "named so")
+            if at == 0:
+                # Of one query, and earlier in the alphabet: it was taken for the checkpoint.
+                shutil.copytree(checkpoint, tmp_path / "a copy")
         before = values(store, "/back/named")
         batch = newest(checkpoint / "offsets")
         for log in ("offsets", "commits"):
@@ -92,7 +96,7 @@ def test_a_checkpoint_that_the_session_names_is_looked_at_too(
             (checkpoint / log / f".{batch}.crc").unlink()
         store.append_many("/back/from", [b"more"])
         with pytest.raises(StreamingQueryException, match="was published with other records"):
-            run(spark, cluster, checkpoint, "back/named", "named")
+            run(spark, cluster, checkpoint, "back/named", "named so")
         assert values(store, "/back/named") == before
     finally:
         spark.conf.unset(setting)

@@ -770,6 +770,40 @@ class TestNames:
         got = values(readers[1], readers[1].partitions(ends[1], after))
         assert got == numbers(20, 23)
 
+    def test_a_log_that_is_made_again_after_a_look_is_found(
+        self,
+        store: BlockingStore,
+        log: str,
+        new_reader: Callable[..., CordwoodStreamReader],
+        monkeypatch: pytest.MonkeyPatch,
+    ):
+        """The stream looked between the deletion and the new log: it never looked again."""
+        swap_value(monkeypatch, lambda: catalog.DISCOVER_EVERY_S, 0.0)
+        store.append_many(log, numbers(0, 9))
+        reader = new_reader(startingOffsets="earliest", failOnDataLoss="false")
+        end = stored(reader.latestOffset(stored(reader.initialOffset()), ALL))
+        end = delete_and_look(store, log, reader, end)
+        store.append_many(log, numbers(20, 23))
+        after = follow_until_new(reader, end, 20.0)
+        assert values(reader, reader.partitions(end, after)) == numbers(20, 23)
+
+    def test_a_log_that_is_renamed_is_read_on_after_another_was_deleted(
+        self, store: BlockingStore, log: str, new_reader: Callable[..., CordwoodStreamReader]
+    ):
+        """The logs were selected anew by their names then, and the renamed log was left out."""
+        store.append(f"{log}/a", b"1")
+        store.append(f"{log}/b", b"2")
+        reader = new_reader(
+            subscribe=f"{log}/a,{log}/b", startingOffsets="earliest", failOnDataLoss="false"
+        )
+        end = stored(reader.latestOffset(stored(reader.initialOffset()), ALL))
+        store.log_tree.rename(f"{log}/a", f"{log}/new")
+        store.append(f"{log}/a", b"a stranger's")
+        end = delete_and_look(store, f"{log}/b", reader, end)
+        store.append(f"{log}/new", b"3")
+        after = follow_until_new(reader, end, 20.0)
+        assert values(reader, reader.partitions(end, after)) == [b"3"]
+
     @pytest.mark.parametrize("fails", ["true", "false"])
     def test_a_log_of_several_epochs_that_is_deleted_under_an_available_now_run(
         self,
@@ -886,7 +920,47 @@ class TestWrongPlaces:
         lenient = new_reader(failOnDataLoss="false")
         end = lenient.latestOffset(start, ALL)
         assert end["logs"]["987654"] == "e3n7"
+        assert new_reader().latestOffset(end, ALL) is end, "it was passed over for good"
         assert values(lenient, lenient.partitions(start, end)) == [b"1"]
+
+    def test_a_log_that_was_renamed_away_and_deleted_is_no_loss(
+        self, store: BlockingStore, log: str, new_reader: Callable[..., CordwoodStreamReader]
+    ):
+        """Nothing of it was to be read: each start failed, and after one with
+        failOnDataLoss=false too."""
+        pattern = {"subscribePattern": f"{log}/.*", "startingOffsets": "earliest"}
+        for name in "ab":
+            store.append(f"{log}/{name}", name.encode())
+        reader = new_reader(**pattern)
+        end = stored(reader.latestOffset(stored(reader.initialOffset()), ALL))
+        store.log_tree.rename(f"{log}/b", f"{log}-old")
+        reader = new_reader(**pattern)
+        away = stored(reader.latestOffset(end, ALL))
+        assert reader.partitions(end, away) == []
+        store.log_tree.delete(f"{log}-old")
+        reader = new_reader(**pattern)
+        assert reader.latestOffset(away, ALL) is away
+        store.append(f"{log}/a", b"more")
+        after = stored(reader.latestOffset(away, ALL))
+        assert values(reader, reader.partitions(away, after)) == [b"more"]
+
+    def test_a_log_that_a_new_list_lacks_is_a_loss(
+        self,
+        store: BlockingStore,
+        log: str,
+        new_reader: Callable[..., CordwoodStreamReader],
+        monkeypatch: pytest.MonkeyPatch,
+    ):
+        """A running query with a pattern; whatever it hears of first, the list or an answer."""
+        swap_value(monkeypatch, lambda: catalog.DISCOVER_EVERY_S, 0.0)
+        for name in "ab":
+            store.append(f"{log}/{name}", name.encode())
+        reader = new_reader(subscribePattern=f"{log}/.*", startingOffsets="earliest")
+        end = stored(reader.latestOffset(stored(reader.initialOffset()), ALL))
+        number = store.log(f"{log}/b").log_id
+        store.log_tree.delete(f"{log}/b")
+        with pytest.raises(DataLoss, match=f"log={number} .*type=LOG_GONE"):
+            follow_for(reader, end, 20.0)
 
 
 class TestEpochs:
@@ -944,6 +1018,31 @@ class TestEpochs:
         more = stored(again.latestOffset(passed, ALL))
         assert values(again, again.partitions(passed, more)) == numbers(7, 9)
 
+    def test_an_epoch_with_a_lost_end_is_read_and_one_that_is_trimmed_is_not(
+        self,
+        cluster: LiveCluster,
+        store: BlockingStore,
+        log: str,
+        new_reader: Callable[..., CordwoodStreamReader],
+        monkeypatch: pytest.MonkeyPatch,
+    ):
+        """Its bridge is lost, its records are there, and no record comes after it. The epoch
+        counted as empty: a landing of all there is reported success, and had nothing."""
+        store.append_many(log, numbers(0, 7))
+        restart_sequencer(cluster, store, log)
+        last = store.tail(log)
+
+        monkeypatch.setattr(BlockingStore, "epoch_end", lambda *_: None)
+        reader = new_reader(startingOffsets="earliest")
+        start = stored(reader.initialOffset())
+        reader.prepareForTriggerAvailableNow()
+        end = stored(reader.latestOffset(start, ALL))
+        assert values(reader, reader.partitions(start, end)) == numbers(0, 7)
+        assert reader.latestOffset(end, ALL) is end
+        store.trim(log, last)
+        again = new_reader(startingOffsets="earliest")
+        assert again.latestOffset(start, ALL) is start, "a false loss where nothing comes"
+
     def test_a_stream_that_may_not_read_is_told_so_by_ended_epochs_too(
         self,
         cluster: LiveCluster,
@@ -969,6 +1068,32 @@ class TestEpochs:
             reader = new_reader(**options, **{READ_TOKENS: "sesame"})
             end = stored(reader.latestOffset(start, ALL))
             assert values(reader, reader.partitions(start, end)) == numbers(0, 7)
+
+
+def delete_and_look(
+    store: BlockingStore, log: str, reader: CordwoodStreamReader, offset: dict[str, Any]
+) -> dict[str, Any]:
+    """Delete a log, and have the stream notice that; the offset that says so."""
+    number = store.log(log).log_id
+    store.log_tree.delete(log)
+    wait_until_gone(reader, number)
+    ends = time.monotonic() + 20.0
+    after = offset
+    while number in reader._catalog.selected() and time.monotonic() < ends:
+        after = stored(reader.latestOffset(offset, ALL))
+    assert reader.partitions(offset, after) == []
+    return after
+
+
+def follow_until_new(
+    reader: CordwoodStreamReader, offset: dict[str, Any], within_s: float
+) -> dict[str, Any]:
+    """The next offset of an idle stream."""
+    ends = time.monotonic() + within_s
+    while time.monotonic() < ends:
+        if (moved := reader.latestOffset(offset, ALL)) is not offset:
+            return stored(moved)
+    raise AssertionError(f"nothing new within {within_s:g} s")
 
 
 def wait_until_refused(reader: CordwoodStreamReader, start: dict[str, Any]) -> None:

@@ -1,9 +1,9 @@
 """Compare every copy of every block: `cordwood spark audit`.
 
-The driver cuts the selected logs into ranges and plans a task for each range: it asks every node
-that may hold it, one after another, for all it has there, sums each body up, and judges each
-block by `replica_rule`. Only findings come back to Spark, as a table. The store repairs; the audit
-reports.
+The driver cuts the selected logs into ranges and plans a task for each range: the task asks every
+node that may hold the range, one after another, for all its blocks there, computes the checksum of
+each body, and judges each block by `replica_rule`. Only findings come back to Spark, as a table.
+The store repairs; the audit reports.
 
 With a table, the plan is noted in it and done step by step; an audit that was stopped goes on after
 the last step that was done.
@@ -48,14 +48,14 @@ Say = Callable[[str], None]
 
 COLUMNS = "log STRING, log_id BIGINT, first_lsn BIGINT, last_lsn BIGINT, node INT, " \
     "finding STRING, text STRING"  # fmt: skip
-"""Of the findings."""
+"""The columns of the findings."""
 
 _TASKS = "log STRING, log_id BIGINT, start BIGINT, stop BIGINT"
 
 
 @dataclass(frozen=True, slots=True)
 class Scanned:
-    """One range, as its nodes told it.
+    """The result of one range, from the answers of its nodes.
 
     Attributes:
         blocks: different ones.
@@ -123,7 +123,8 @@ def audit_into(
 
 
 def _noted(note: Path, path: Path, options: SourceOptions, ours: str) -> tuple[list[Slice], int]:
-    """The plan of the audit in a table, made now if it is new; how much of it is done.
+    """The plan of the audit in a table, made now if it is new, and the number of its finished
+    steps.
 
     Args:
         ours: the cluster that is audited now. Logs of another cluster may have the same numbers.
@@ -158,7 +159,7 @@ def _noted(note: Path, path: Path, options: SourceOptions, ours: str) -> tuple[l
 
 
 def _of(options: SourceOptions) -> str:
-    """Which logs an audit is of, as it was said."""
+    """The logs of an audit, as its options name them."""
     return ", ".join(sorted(options.selection.logs)) or f"pattern {options.selection.pattern}"
 
 

@@ -26,22 +26,25 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 OBJECT_MIB = 256
-"""Of bodies in a merged object: 64 gets of 4 MiB. A task holds three times that."""
+"""The MiB of bodies in a merged object: 64 gets of 4 MiB. A task needs three times as much
+memory."""
 
 OBJECT_MIB_MAX = 512
 
 STEP_MERGES = 64
-"""Merges between two rounds of commits: 16 GiB at most, which is what a dead driver costs."""
+"""Merges between two rounds of commits, 16 GiB at most. If the driver dies, this much work is
+lost."""
 
 TURN_S = 86_400.0
-"""When a turn may be ended for a driver that died. Until then its orphans stay."""
+"""The time after which another process may end the turn of a driver that died. Until then its
+orphans stay."""
 
 MIB = 1 << 20
 
 Say = Callable[[str], None]
 
 MergeAll = Callable[[Sequence[bytes]], Sequence[tuple[bytes, str]]]
-"""Makes the objects of some tasks: of each its entry, or why there is none."""
+"""Makes the objects of some tasks. Returns for each its entry, or the reason why there is none."""
 
 _TASKS = "place INT, task BINARY"
 _MADE = "place INT, entry BINARY, why STRING"
@@ -49,11 +52,11 @@ _MADE = "place INT, entry BINARY, why STRING"
 
 @dataclass(slots=True)
 class CompactedObjects:
-    """What a run did.
+    """The result of a run.
 
     Attributes:
-        merged, replaced: objects that were made, and those whose place they took.
-        records, bytes: in them, and bytes of their bodies.
+        merged, replaced: the numbers of new objects, and of the objects that they replaced.
+        records, bytes: the records in the new objects, and the bytes of their bodies.
         left: runs that stay as they are, and why.
     """
 
@@ -67,7 +70,7 @@ class CompactedObjects:
 def plan(
     address: str, logs: Sequence[int] = (), object_mib: int = OBJECT_MIB
 ) -> list[PlannedMerge]:
-    """What a run would do.
+    """The merges that a run would make.
 
     Args:
         address: of main storage.
@@ -105,10 +108,17 @@ def run(
     merges = BlockingMerges(address)
     try:
         done = CompactedObjects(0, 0, 0, 0, [])
-        planned = _planned(merges, logs, object_mib)
+        planned = _planned(merges, logs, object_mib, done.left)
         for start in range(0, len(planned), STEP_MERGES):
-            step = merges.begin(planned[start : start + STEP_MERGES], TURN_S)
-            made = merge_all([each.task for each in step])
+            wanted = planned[start : start + STEP_MERGES]
+            present = merges.present(wanted)
+            done.left += [
+                f"log {each.log}: {each.objects} objects stay as they are: some are gone"
+                for each in wanted
+                if each not in present
+            ]
+            step = merges.begin(present, TURN_S)
+            made = merge_all([each.task for each in step]) if step else []
             for each, (entry, why) in zip(step, made, strict=True):
                 _commit(merges, each, entry, why, done)
             say(f"{done.replaced} objects are {done.merged} now, of {len(planned)} to be made")
@@ -121,12 +131,28 @@ def run(
         merges.close()
 
 
-def _planned(merges: BlockingMerges, logs: Sequence[int], object_mib: int) -> list[PlannedMerge]:
+def _planned(
+    merges: BlockingMerges, logs: Sequence[int], object_mib: int, left: list[str] | None = None
+) -> list[PlannedMerge]:
+    """The merges of the named logs, or of all logs.
+
+    Args:
+        left: gets the logs with a manifest that cannot be read, if no log is named; None to raise.
+    Raises:
+        Corrupt: a manifest cannot be read.
+    """
     if not 1 <= object_mib <= OBJECT_MIB_MAX:
         raise BadSetting(f"objects of {object_mib} MiB: ask for 1 to {OBJECT_MIB_MAX}")
-    return [
-        each for log in logs or merges.logs() for each in merges.plan(LogId(log), object_mib * MIB)
-    ]
+    found: list[PlannedMerge] = []
+    for log in logs or merges.logs():
+        try:
+            found += merges.plan(LogId(log), object_mib * MIB)
+        except Corrupt as error:
+            if logs or left is None:
+                raise
+            # The damage of one log does not stop the others: a pipeline would end in each round.
+            left.append(f"log {log}: its objects stay as they are: {error}")
+    return found
 
 
 def _commit(
@@ -159,7 +185,7 @@ def _on_executors(
 
 
 def merged_batches(address: str, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """What a task does: each row's merge."""
+    """The work of a task: the merge of each row."""
     import pyarrow as pa
 
     merges: BlockingMerges | None = None
@@ -177,7 +203,7 @@ def merged_batches(address: str, batches: Iterable[pa.RecordBatch]) -> Iterator[
 
 
 def merge_one(merges: BlockingMerges, task: bytes) -> tuple[bytes, str]:
-    """The entry of a merge, or why its run stays as it is.
+    """Carry out a merge. Returns its entry, or the reason why its run stays as it is.
 
     Raises:
         OutcomeUnknown, Retryable: the store does not answer; Spark tries the task again.

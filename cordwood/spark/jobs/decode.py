@@ -34,7 +34,8 @@ def decode_json(frame: DataFrame, columns: Sequence[Column]) -> DataFrame:
     fields = [f"{quoted(column.field)} {column.type}" for column in columns]
     schema = ", ".join([*fields, f"{corrupt} STRING"])
     options = {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": corrupt}
-    # By position from here on: JSON fields may differ in case alone, columns may not.
+    # From here on fields are used by position: JSON fields may differ only in case, and columns may
+    # not.
     places = [f"c{place}: {column.type}" for place, column in enumerate(columns)]
     by_place = f"struct<{', '.join([*places, 'broken: string'])}>"
     text = f.col("value").cast("string")

@@ -1,4 +1,4 @@
-"""Where the files of a Delta table lie."""
+"""The paths of the files of a Delta table."""
 
 from __future__ import annotations
 

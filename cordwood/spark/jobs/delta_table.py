@@ -34,7 +34,8 @@ logger = logging.getLogger(__name__)
 OFFSET = "cordwood.offset"
 
 HISTORY_MAX = 100
-"""Commits looked through first for the newest offset: compactions have none, and are fewer."""
+"""The number of commits that are searched first for the newest offset. Commits of compactions have
+none, and are fewer than this."""
 
 
 _NO_NULLS = re.compile(r'("(?:nullable|containsNull|valueContainsNull)"):false')

@@ -1,12 +1,13 @@
-"""Which columns JSON records become: a rule over a sample, that only ever adds.
+"""Decides the columns of JSON records: a rule over a sample, which adds columns and never changes
+them.
 
-An object's fields are columns; a field that holds an object or an array is text, as JSON.
-A column's type is settled by the sample in which it first came: a truth value, a whole number
-of 64 bits, a number, or else text. It never changes after that, because files with the old
-type are there: a record that does not fit is set apart, not the column.
+An object's fields are columns; a field that holds an object or an array is text, as JSON. The
+sample in which a column first appears decides its type: a truth value, a whole number of 64 bits, a
+number, or otherwise text. The type never changes after that, because there are files with it. A
+record that does not fit is set apart.
 
-A field that no sample showed has no column yet. Nothing of it is lost: the column `value` has
-the whole record.
+A field that no sample showed has no column yet. Its values are not lost: the column `value` has the
+whole record.
 """
 
 from __future__ import annotations
@@ -46,7 +47,8 @@ def add_columns(
     """`known`, and a column for each field of the sample that has none.
 
     Args:
-        sample: records; those that are not JSON objects are ignored. taken: forbidden column names.
+        sample: records; those that are not JSON objects are ignored.
+        taken: forbidden column names.
     """
     columns = {column.field: column for column in known}
     names = {name.lower() for name in taken} | {column.name.lower() for column in columns.values()}
@@ -102,7 +104,7 @@ def _joined(one: str, other: str) -> str:
 
 
 def _free_name(field: str, names: set[str]) -> str:
-    """A column's name: the field's where it can be, else one like it."""
+    """A column's name: that of the field if a column can have it, otherwise a similar name."""
     wanted = _UNFIT.sub("_", field) or "_"
     name, number = wanted, 2
     while name.lower() in names:

@@ -59,15 +59,16 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, Observation, SparkSession
 
 SAMPLE_RECORDS = 1000
-"""Records of a batch in which new JSON fields are looked for: a tenth of a second."""
+"""The number of records of a batch that are searched for new JSON fields, in a tenth of a
+second."""
 
 TARGET_FILE_BYTES = 128 << 20
-"""What small files are joined to; the lower end of what engines like."""
+"""The size to which small files are joined: the lower end of the sizes that engines recommend."""
 
 PARTITION_PREFIX = "part_"
 
 ENDS_KEPT = 100
-"""Batches of which it is noted where they end. Spark runs none but the newest again."""
+"""The number of batches whose ends are noted. Spark runs only the newest batch again."""
 
 Say = Callable[[str], None]
 
@@ -95,12 +96,14 @@ class Landed:
 
 
 def land(spark: SparkSession, landing: Landing, say: Say = lambda _: None) -> Landed:
-    """Run a landing; interrupted (KeyboardInterrupt), it stops where it is, safely.
+    """Run a landing. After a KeyboardInterrupt it stops, and the table stays whole.
+
+    A landing that follows returns then. Another one raises the KeyboardInterrupt.
 
     Args:
         say: told of each batch, in a line.
     Raises:
-        BadSetting: something about the landing is wrong, or the table was made otherwise.
+        BadSetting: an option of the landing is wrong, or the table was made with other options.
         StoreInUse: another job lands into the table.
         StreamingQueryException: the query failed; started again, it goes on.
     """
@@ -171,7 +174,7 @@ class Lander:
             self._note_columns()
 
     def run(self, spark: SparkSession) -> None:
-        """Land until all there is has been landed, or until stopped.
+        """Land until all present records are in the table, or until stopped.
 
         Raises:
             BadSetting: the checkpoint does not fit the table.
@@ -193,6 +196,10 @@ class Lander:
             query.awaitTermination()
         except KeyboardInterrupt:
             self._say("stopping: published records stay, and the next run lands the rest")
+            # Trap: only a landing that follows has no other end. Of another the caller must know
+            # that records are missing, and a pipeline must not begin its next sink.
+            if not self._landing.follow:
+                raise
         finally:
             query.stop()
 
@@ -263,7 +270,7 @@ class Lander:
         good, apart = self._write(shaped, staging / "good")
         bad = apart.rows
         end = self._checkpoint.end_of(batch)
-        # Before records are set apart: `tidy` goes by these notes.
+        # Write the note before records are set apart, because `tidy` uses these notes.
         self._note_end(query, batch, end)
         self._set_apart(shaped, staging / "bad", f"{query[:8]}-{batch:012}", apart)
         staged = StagedBatch(query, batch, end, good, _arrow_schema(shaped))
@@ -388,7 +395,8 @@ class Lander:
         apart = _observed(shaped, seen).filter(f.col(ERROR).isNotNull()).select(*raw)
         apart.withColumnRenamed(ERROR, "error").write.parquet(str(staging))
         if (now := _Apart.of(seen)) != bad:
-            # A record that only the second run takes would be in neither place.
+            # A record that the first run set apart and only the second run accepts would be in
+            # neither place.
             raise BadSetting(
                 f"decoding set {bad.rows} records of this batch apart, and other ones ({now.rows}) "
                 "when it ran again: nothing is landed, since some would be lost and some be there "
@@ -445,7 +453,7 @@ class _Apart:
 
     @classmethod
     def of(cls, seen: Observation) -> _Apart:
-        """What `_observed` saw."""
+        """The counts that `_observed` gathered."""
         found = seen.get
         return cls(int(found["rows"]), int(found["which"] or 0))
 

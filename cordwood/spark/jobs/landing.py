@@ -28,7 +28,8 @@ from cordwood.spark.runs import records_in
 EVENT_DATE = "event_date"
 
 TRIGGER_S = 60.0
-"""Between micro-batches of a landing that follows: files of a minute are few and not small."""
+"""The time between micro-batches of a landing that follows. One file a minute gives few files, and
+they are not small."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,11 +62,13 @@ class Landing:
         if self.format not in FORMATS:
             raise BadSetting(f"format is {self.format!r}; it is one of {', '.join(FORMATS)}")
         check_partition_columns(self.partition_by)
-        if self.format == "parquet" and (dotted := [n for n in self.partition_by if n[:1] == "."]):
+        if self.format == "parquet" and (
+            hidden := [n for n in self.partition_by if n.startswith((".", "_"))]
+        ):
             raise BadSetting(
-                f"cannot partition by {dotted[0]}: readers of Parquet take a directory whose name "
-                "begins with a dot for a hidden one. Give the column another name, or land in "
-                "delta or iceberg"
+                f"cannot partition by {hidden[0]}: readers of Parquet take a directory whose name "
+                "begins with a dot or an underscore for a hidden one. Give the column another "
+                "name, or land in delta or iceberg"
             )
         if self.schema and self.decode != "json":
             raise BadSetting("a schema is for decode json")
@@ -170,7 +173,7 @@ def dry_run(landing: Landing) -> list[Planned]:
     """What `land` would read if it ran now; nothing is written, and no Spark is started.
 
     Raises:
-        BadSetting: something about the landing is wrong.
+        BadSetting: an option of the landing is wrong.
     """
     path = table_path(landing)
     _check_same(path, landing)
@@ -200,7 +203,7 @@ def planned_batch(source: Mapping[str, str]) -> list[Planned]:
 
 
 def _planned(source: Mapping[str, str], last: Mapping[str, Any] | None) -> list[Planned]:
-    """What lies between the offset `last`, or the source's start, and its end."""
+    """The ranges between the offset `last`, or the source's start, and the source's end."""
     options = parse_options({"startingOffsets": "earliest", **source})
     options.check_stream()
     catalog = Catalog(options)

@@ -101,7 +101,7 @@ def objects_of(note: Path, found: Mapping[str, Any], name: str) -> list[dict[str
 
 
 def place_of(note: Path, text: object) -> str:
-    """A path below the table: what a note names is moved and removed.
+    """A path below the table, checked because jobs move and remove the files that a note names.
 
     Raises:
         Malformed: it leads elsewhere.

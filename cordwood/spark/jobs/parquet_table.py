@@ -8,7 +8,7 @@ for some milliseconds, it may see part of a batch.
 
 All files that a manifest names are on stable storage before the manifest is, so a power cut leaves
 a batch whole or not at all. Before a file is renamed after a crash, it is compared with the
-manifest: length, footer, rows. A file that differs ends the job; none is passed over.
+manifest: length, footer, rows. A file that differs ends the job with an error.
 
 Compaction has no atomic step: the small files go, then the joined file comes, which was durable
 before its note was. Run it while no reader is active, or land in Delta or Iceberg. From then on the
@@ -49,6 +49,7 @@ from cordwood.spark.jobs.table import (
     is_hidden,
     make_durable,
     move_in,
+    only_writer,
 )
 
 JOIN_FILES_MAX = 1000
@@ -60,11 +61,12 @@ class ParquetTable:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._notes = path / OURS / "batches"
-        self._compactions = path / OURS / "compactions"
+        self._notes = _notes(path)
+        self._compactions = _compactions(path)
         self._moved = path / OURS / "moved.json"
-        # Of each query the newest: a landing of a minute's batches has half a million in a year.
-        self._newest = dict(self._find_newest())
+        # The newest manifest of each query. With a batch a minute, a landing has half a million
+        # manifests after a year.
+        self._newest = dict(_newest_manifests(path))
         self._roll_forward()
 
     @property
@@ -147,13 +149,6 @@ class ParquetTable:
             added += 1
         return Compacted(removed, added)
 
-    def _find_newest(self) -> Iterator[tuple[str, dict[str, Any]]]:
-        """The newest manifest of each query; numbers are padded, so names sort as they do."""
-        for query in sorted(self._notes.glob("*")):
-            names = [name for name in os.listdir(query) if name.endswith(".json")]
-            if names:
-                yield query.name, _read_manifest(query / max(names))
-
     def _turn(self, query: str) -> int:
         """Counts the queries that landed here, so that the newest offset is known."""
         turns = {name: int(manifest["turn"]) for name, manifest in self._newest.items()}
@@ -174,7 +169,7 @@ class ParquetTable:
             self._finish_join(note)
 
     def _check(self, file: StagedFile, note: Path) -> None:
-        """Check a published file before anything is built on it.
+        """Check a published file before it is used.
 
         Raises:
             Corrupt: it is gone or damaged, with the way out.
@@ -266,6 +261,45 @@ class ParquetTable:
         remove(self._path / each for each in gone)
         move_in(self._path, [joined])
         remove([note])
+
+
+def finish_moves(path: Path) -> None:
+    """Finish what a killed landing left open, for a job that reads the files of a table.
+
+    A published batch counts before its files are renamed, and a join removes its small files
+    before the joined file comes. A reader of the files lacks these rows until the next landing.
+
+    Raises:
+        StoreInUse: another process lands into the table, and renames files now.
+        Corrupt: a published file is gone or damaged.
+    """
+    if _has_open_moves(path):
+        with only_writer(path):
+            ParquetTable(path)
+
+
+def _has_open_moves(path: Path) -> bool:
+    """Whether published files are not in their places; nothing is written to find that."""
+    if any(_compactions(path).glob("*.json")):
+        return True
+    files = [file for _, newest in _newest_manifests(path) for file in newest["files"]]
+    return any((path / file["from"]).exists() for file in files)
+
+
+def _notes(path: Path) -> Path:
+    return path / OURS / "batches"
+
+
+def _compactions(path: Path) -> Path:
+    return path / OURS / "compactions"
+
+
+def _newest_manifests(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The newest manifest of each query; numbers are padded, so names sort as they do."""
+    for query in sorted(_notes(path).glob("*")):
+        names = [name for name in os.listdir(query) if name.endswith(".json")]
+        if names:
+            yield query.name, _read_manifest(query / max(names))
 
 
 def _with_all(table: pa.Table, schema: pa.Schema) -> pa.Table:

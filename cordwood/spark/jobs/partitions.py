@@ -32,17 +32,17 @@ NAME_BYTES_MAX = 255
 """Bytes of a file's name in all common file systems."""
 
 COLUMNS_MAX = 8
-"""Directories in one another: with names of 255 bytes they leave half of the 4,096 bytes that a
-path may have to the table's own."""
+"""The most nested directories. With names of 255 bytes they take half of the 4,096 bytes of a path,
+and the other half is for the table's own path."""
 
 COLUMN_BYTES_MAX = 100
 """Of a partition column's name, so that the value has room."""
 
 _ESCAPED = r"""[\x01-\x1F\x7F"#%'*/:=?\\{\[\]^]"""
-"""What Spark writes as three bytes, %2F."""
+"""Characters that Spark writes as three bytes, such as %2F."""
 
 _NOT_PLAIN = "[^A-Za-z0-9._-]"
-"""What deltalake writes as three bytes each byte, when it joins files."""
+"""Characters of which deltalake writes each byte as three bytes, when it joins files."""
 
 _TEXT = ("string",)
 _DATES = ("date", "timestamp", "timestamp_ntz")
@@ -112,7 +112,7 @@ def _reason(name: str, kind: str, prefix: str, plainly: bool) -> Column:
 
     column = f.col(quoted(name))
     if kind in _DATES:
-        # Tools have years of four digits, and the directory is all that says this one.
+        # Many tools know only years of four digits, and only the directory's name has this value.
         odd = column.isNotNull() & ~f.year(column).between(1, 9999)
         return f.when(odd, f.lit(f"a partition's {name} is in the years 1 to 9999"))
     if plainly:

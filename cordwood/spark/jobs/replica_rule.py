@@ -4,7 +4,7 @@ The copy of highest precedence says which nodes should hold the block. A node of
 the block misses it, unless it dropped it for main storage. Another node with the block holds an
 extra, which an earlier wave left and no reader reads. A copy with a wrong checksum is corrupt.
 Intact copies with different contents are the worst finding. Nodes that could not be asked are
-unknown, and miss nothing.
+unknown, and do not count as missing a block.
 
 Source: docs/design.md §2 (envelopes, precedence); docs/sources/spark.md §7.
 """

@@ -20,7 +20,7 @@ from cordwood.durable import sync_directory, sync_tree
 from cordwood.spark.jobs.table import LakeTable
 
 HIDDEN = "_"
-"""Begins the name of a directory in which no reader looks."""
+"""The first character of the name of a directory that readers ignore."""
 
 
 def tidy(quarantine: Path, queries: Sequence[str], table: LakeTable) -> None:
@@ -57,7 +57,7 @@ def keep_apart(staging: Path, place: Path) -> None:
 
 
 def remove_apart(place: Path) -> None:
-    """Remove what a batch set apart, hidden or not."""
+    """Remove the records that a batch set apart, hidden or not."""
     for each in (place, place.with_name(HIDDEN + place.name)):
         if each.exists():
             shutil.rmtree(each)

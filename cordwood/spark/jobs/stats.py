@@ -44,13 +44,13 @@ _CYCLE_YEARS = 400
 """The Gregorian calendar repeats after this number of years."""
 
 _CYCLE_S = 146_097 * 86_400
-"""The same in seconds."""
+"""The length of a cycle in seconds."""
 
 _FIRST = datetime.datetime(2000, 1, 1, tzinfo=datetime.UTC)
 """The beginning of a cycle."""
 
 _FIRST_S = 946_684_800
-"""The same in seconds since 1970."""
+"""The beginning of that cycle in seconds since 1970."""
 
 LOSSES = tuple(kind.value for kind in GapKind if kind not in (GapKind.BRIDGE, GapKind.HOLE))
 """Gaps in which records were; bridges and holes never had any."""
@@ -90,7 +90,8 @@ def stats(
         source: options of the source, as for a batch.
         checkpoint: directory of a query's checkpoint, "" for none.
         progress: a directory that records finished steps until all are done; "" to begin anew each
-            time. say: called after each step.
+            time.
+        say: called after each step.
     Raises:
         BadSetting: an option is wrong, the checkpoint belongs to another cluster, or `progress` to
             other logs or another cluster.

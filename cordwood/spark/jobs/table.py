@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 FORMATS = ("parquet", "delta", "iceberg")
 
 OURS = "_cordwood"
-"""Where a table keeps the checkpoint, staged files and notes."""
+"""The directory in which a table keeps the checkpoint, staged files and notes."""
 
 _ESCAPE = re.compile("%[0-9A-Fa-f]{2}")
 
@@ -91,7 +91,7 @@ class LakeTable(Protocol):
         """The last batch of a query in the table; -1 for none."""
 
     def was_published(self, query: str) -> int:
-        """The last batch of a query that ever was in the table, though a restore took it away."""
+        """The last batch of a query that ever was in the table, even if a restore removed it."""
 
     def landed(self, queries: Sequence[str]) -> dict[str, tuple[int, int]]:
         """As `published`, by query, even if another query landed since. Two batches for each query:
@@ -169,7 +169,7 @@ def only_writer(table: Path) -> Iterator[None]:
 
 
 def staged_files(staging: Path, prefix: str = "") -> list[StagedFile]:
-    """What Spark wrote below a staging directory, in order of their paths.
+    """The files that Spark wrote below a staging directory, in order of their paths.
 
     Args:
         prefix: of the directories' columns, which is taken off.

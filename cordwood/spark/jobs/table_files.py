@@ -1,4 +1,4 @@
-"""Which files a table is made of now, for a job that reads tables of three formats.
+"""The present files of a table, for a job that reads tables of three formats.
 
 A Delta or Iceberg table says in its own log which files count; others lie there as well, of
 older versions and of commits that never came about. If a table's metadata says more, such as
@@ -11,11 +11,17 @@ spec, "Scan Planning".
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
 
 from cordwood.errors import BadSetting
+from cordwood.lsn import LSN_MAX
+from cordwood.spark.jobs.partitions import partition_value
 from cordwood.spark.jobs.table import FORMATS, OURS, check_name, is_hidden
+
+if TYPE_CHECKING:
+    import pyarrow.parquet as pq
 
 _BEYOND_FILES = ("deletionVectors", "columnMapping")
 """Delta's features that make a file differ from its rows in the table."""
@@ -55,6 +61,98 @@ def steps(files: Sequence[Path], step_bytes: int) -> Iterator[list[Path]]:
         size += file_bytes
     if step:
         yield step
+
+
+def ordered_steps(table: Path, files: Sequence[Path], step_bytes: int) -> Iterator[list[Path]]:
+    """As `steps`, for rows that are written by log and LSN: those of a step come after those of the
+    steps before it.
+
+    Spark names files by task and by chance, so their paths are in no order. Files of which the LSNs
+    overlap are in one step, however large it is. Without LSNs the order is that of the paths.
+    """
+    found = [_Rows.of(table, file) for file in files]
+    if not any(each.has_lsns for each in found):
+        yield from steps(files, step_bytes)
+        return
+    runs: list[list[Path]] = []
+    reached = (-1, -1)
+    for each in sorted(found):
+        if each.first > reached:
+            runs.append([])
+        runs[-1].append(each.file)
+        reached = max(reached, each.last)
+    step: list[Path] = []
+    size = 0
+    for run in runs:
+        run_bytes = sum(file.stat().st_size for file in run)
+        if step and size + run_bytes > step_bytes:
+            yield step
+            step, size = [], 0
+        step += run
+        size += run_bytes
+    yield step
+
+
+Span = tuple[int, int, int, int]
+"""The first log and LSN of a file's rows, and the last: it has no row outside of them."""
+
+
+def span_of(table: Path, file: Path) -> Span | None:
+    """The span of a file's rows by its footer; None if it does not tell LSNs."""
+    rows = _Rows.of(table, file)
+    return (*rows.first, *rows.last) if rows.has_lsns else None
+
+
+class _Rows(NamedTuple):
+    """The rows of a file, by log and LSN.
+
+    Attributes:
+        first, last: it has no row outside of them.
+    """
+
+    first: tuple[int, int]
+    last: tuple[int, int]
+    file: Path
+    has_lsns: bool
+
+    @classmethod
+    def of(cls, table: Path, file: Path) -> _Rows:
+        """Read the statistics in a file's footer."""
+        import pyarrow.parquet as pq
+
+        metadata = pq.read_metadata(file)
+        parts = [part for part in file.relative_to(table).parts[:-1] if "=" in part]
+        named = dict(map(partition_value, parts))
+        logs = _bounds(metadata, named, "log_id") or (0, 0)
+        told = _bounds(metadata, named, "lsn")
+        lsns = told if told is not None and logs[0] == logs[1] else _ANY
+        return cls((logs[0], lsns[0]), (logs[1], lsns[1]), file, told is not None)
+
+
+_ANY = (0, LSN_MAX)
+
+
+def _bounds(
+    metadata: pq.FileMetaData, named: Mapping[str, str | None], column: str
+) -> tuple[int, int] | None:
+    """The least and the greatest value of a column of numbers; None if the file has no such column.
+
+    Args:
+        named: the values in the names of directories.
+    """
+    if column in named:
+        value = named[column] or ""
+        return (int(value), int(value)) if value.isascii() and value.isdigit() else _ANY
+    paths = [metadata.schema.column(at).path for at in range(metadata.num_columns)]
+    if column not in paths:
+        return None
+    found: list[int] = []
+    for group in range(metadata.num_row_groups):
+        told = metadata.row_group(group).column(paths.index(column)).statistics
+        if told is None or not told.has_min_max or not isinstance(told.min, int):
+            return _ANY
+        found += (told.min, told.max)
+    return (min(found), max(found)) if found else _ANY
 
 
 def _parquet_files(path: Path) -> list[Path]:

@@ -208,6 +208,11 @@ def _sink(
     compact = reader.made(lambda: RawOptions({"compact": reader.text("compact", "false")}))
     path = os.path.join(directory, os.path.expanduser(table))
     reader.done()
+    if decode and not _has_values(source):
+        reader.wrong(
+            reader.node,
+            f"{reader.path}table has decoded values; includePayload=false leaves values out",
+        )
     return reader.made(
         lambda: Landing(
             source,
@@ -219,6 +224,13 @@ def _sink(
             compact=compact is not None and compact.flag("compact", False),
         )
     )
+
+
+def _has_values(source: Mapping[str, str]) -> bool:
+    try:
+        return RawOptions(source).flag("includePayload", True)
+    except BadSetting:
+        return True  # the source's own mistake, which is told there
 
 
 def _log_sink(
@@ -235,6 +247,12 @@ def _log_sink(
     if decode:
         reader.wrong(reader.node, f"{reader.path}log takes records as they are; decode is set")
     checked = {**options, SERVERS: "h:1"} if os.path.isdir(options[SERVERS]) else options
+    if not _has_values(source):
+        reader.wrong(
+            reader.node,
+            f"{reader.path}log takes records with their values; includePayload=false leaves "
+            "them out",
+        )
     if reader.made(lambda: parse_sink_options(checked)) is None:
         return None
     return LogSink(options, checkpoint, tokens)

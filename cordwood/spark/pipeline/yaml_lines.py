@@ -19,7 +19,7 @@ from cordwood.errors import BadSetting
 Value = TypeVar("Value")
 
 MISTAKES_MAX = 20
-"""Told at once; a file with more is another kind of file."""
+"""The most mistakes that one error lists. A file with more is probably no pipeline."""
 
 
 @dataclass(slots=True)
@@ -118,7 +118,7 @@ class Reader:
         return Reader(node, f"{self.path}{key}.", self._mistakes)
 
     def made(self, make: Callable[[], Value]) -> Value | None:
-        """What `make` returns; the mistake that it raises belongs to this mapping."""
+        """The result of `make`. If it raises a mistake, the mistake belongs to this mapping."""
         try:
             return make()
         except BadSetting as error:

@@ -1,11 +1,12 @@
-"""Queries that die and start again with another deliveryMode: each row is there once.
+"""Queries that die and start again with another deliveryMode or txnAppId: each row is there once.
 
-A batch that was begun in one mode is refused in the other, and done in its own.
+A batch that was begun with one of them is refused with another, and done with its own.
 """
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import random
 import uuid
 from pathlib import Path
@@ -25,12 +26,15 @@ pytestmark = pytest.mark.real
 
 SEEDS = 3
 
+NAMES = ("", "one", "two")
+"""Of txnAppId; the schedule's log makes them its own."""
+
 STARTS = 5
 """Of one schedule that may die; then it comes through."""
 
 
 class Schedule:
-    """A query over one log that dies, and starts again in either mode."""
+    """A query over one log that dies, and starts again in either mode and under any name."""
 
     def __init__(self, store: BlockingStore, seed: int, directory) -> None:
         self._chance = random.Random(seed)
@@ -45,9 +49,10 @@ class Schedule:
         is_clear = True
         for start in range(STARTS + 1):
             self._append()
-            for mode in self._chance.sample((EXACTLY_ONCE, IDEMPOTENT), 2):
+            ways = list(itertools.product((EXACTLY_ONCE, IDEMPOTENT), NAMES))
+            for mode, name in self._chance.sample(ways, len(ways)):
                 try:
-                    self._start(mode, dies=start < STARTS)
+                    self._start(mode, name, dies=start < STARTS)
                 except Rejected as error:
                     self.refused += 1
                     is_clear = is_clear and "begun with another deliveryMode" in str(error)
@@ -57,7 +62,7 @@ class Schedule:
         found = at_the_sink(self._store, f"{self._log}-sink")[:-1]
         return is_clear and sorted(found) == sorted(in_the_source(self._store, [self._log]))
 
-    def _start(self, mode: str, *, dies: bool) -> None:
+    def _start(self, mode: str, name: str, *, dies: bool) -> None:
         left = [self._chance.randint(1, 9)] if dies else []
 
         def die(point: str, _: int) -> None:
@@ -74,6 +79,8 @@ class Schedule:
             SERVERS: "h:1", "log": f"{self._log}-sink", "deliveryMode": mode,
             "checkpointLocation": str(self._checkpoint.directory),
         }  # fmt: skip
+        if name:
+            sink["txnAppId"] = f"{self._log}-{name}"
         engine = Engine(
             source, sink, self._checkpoint, [], die, list, lambda: False,
             lambda: None, ReadMaxRows(self._chance.randint(10, 40)),
@@ -94,7 +101,7 @@ def test_no_row_is_lost_or_doubled(store: BlockingStore, tmp_path: Path):
         schedule = Schedule(store, seed, tmp_path / str(seed))
         assert schedule.run(), f"seed {seed}"
         refused += schedule.refused
-    assert refused, "no schedule changed its mode amid a batch"
+    assert refused, "no schedule changed its mode or name amid a batch"
 
 
 @pytest.mark.parametrize("bug", MODE_BUGS, ids=lambda bug: bug.name)
@@ -105,3 +112,36 @@ def test_a_planted_bug_is_caught(store: BlockingStore, tmp_path: Path, bug):
             if not Schedule(store, seed, tmp_path / str(seed)).run():
                 return
     pytest.fail(f"{bug.name} was not caught: {bug.story}")
+
+
+@pytest.mark.parametrize("names", [("", "app"), ("app", ""), ("app", "other")])
+@pytest.mark.parametrize("mode", [EXACTLY_ONCE, IDEMPOTENT])
+def test_a_batch_that_was_begun_under_a_name_is_refused_under_another(
+    store: BlockingStore, tmp_path: Path, names: tuple[str, str], mode: str
+):
+    """It was written twice if the driver died between its publish and Spark's own note."""
+    log = f"/n-{uuid.uuid4().hex[:8]}"
+    checkpoint = Checkpoint(directory=tmp_path)
+    source = {SERVERS: "h:1", "subscribe": log, "startingOffsets": "earliest"}
+    sink = {SERVERS: "h:1", "log": f"{log}-sink", "checkpointLocation": str(tmp_path)}
+
+    def start(name: str, dies: str = "") -> None:
+        def die(point: str, _: int) -> None:
+            if point == dies:
+                raise Died(point)
+
+        more = {"txnAppId": log + name} if name else {}
+        Engine(
+            source, {**sink, "deliveryMode": mode, **more}, checkpoint, [], die, list,
+            lambda: False, lambda: None,
+        ).run()  # fmt: skip
+
+    store.append_many(log, [b"%d" % number for number in range(30)])
+    with pytest.raises(Died):
+        start(names[0], "after publish")
+    with pytest.raises(Rejected, match="with another txnAppId or with none"):
+        start(names[1])
+    start(names[0])
+    store.append(log, b"more")
+    start(names[1])
+    assert at_the_sink(store, f"{log}-sink") == in_the_source(store, [log])

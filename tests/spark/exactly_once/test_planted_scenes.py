@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
+from engine import VALUE
 
 from cordwood.block import Record
 from cordwood.client.blocking.blocking_store import BlockingStore
@@ -21,8 +22,9 @@ from cordwood.spark.ledger_ends import LedgerEnds
 from cordwood.spark.ledger_options import parse_ledger_options
 from cordwood.spark.options import SERVERS
 from cordwood.spark.sink import CordwoodStreamWriter, CordwoodWriter, Written
-from cordwood.spark.sink_options import parse_sink_options
+from cordwood.spark.sink_options import EXACTLY_ONCE, IDEMPOTENT, parse_sink_options
 from cordwood.spark.sink_rows import row_blocks
+from cordwood.spark.source import CordwoodSource
 from cordwood.spark.splitting import plan
 
 pytestmark = pytest.mark.real
@@ -115,7 +117,7 @@ def one_version_for_two_logs(store: BlockingStore, log: str, _) -> bool:
         writer = CordwoodWriter(parse_sink_options(options))
         try:
             writer.commit([writer.write(iter([rows(0, 10)]))])
-        except BadSetting:
+        except (BadSetting, Rejected):
             return False
     return values(store, log) == values(store, f"{log}-bad") == list(range(10))
 
@@ -130,6 +132,29 @@ def renamed_before_its_commit(store: BlockingStore, log: str, _) -> bool:
     return values(store, f"{log}-renamed") == list(range(10))
 
 
+def name_that_moves_after_the_driver(store: BlockingStore, log: str, _) -> bool:
+    """The first log has the version, the second has not; the first gets its name again."""
+
+    def begun() -> CordwoodWriter:
+        options = {SERVERS: "h:1", "log": log, "txnAppId": log, "txnVersion": "7"}
+        return CordwoodWriter(parse_sink_options(options))
+
+    store.create_log(log)
+    writer = begun()
+    writer.commit([writer.write(iter([rows(0, 10)]))])
+    store.log_tree.rename(log, f"{log}-first")
+    store.create_log(log)
+    writer = begun()
+    store.log_tree.rename(log, f"{log}-second")
+    store.log_tree.rename(f"{log}-first", log)
+    with contextlib.suppress(Rejected):
+        writer.commit([writer.write(iter([rows(10, 20)]))])
+    return (values(store, log), values(store, f"{log}-second")) == (
+        list(range(10)),
+        list(range(10, 20)),
+    )
+
+
 def one_version_for_logs_of_the_column(store: BlockingStore, log: str, _) -> bool:
     for name in (log, f"{log}-bad"):
         options = {SERVERS: "h:1", "txnAppId": log, "txnVersion": "7"}
@@ -137,6 +162,37 @@ def one_version_for_logs_of_the_column(store: BlockingStore, log: str, _) -> boo
         try:
             writer.commit([writer.write(iter([rows(0, 10, log=[name] * 10)]))])
         except BadSetting:
+            return True
+    return False
+
+
+def version_in_another_mode(store: BlockingStore, log: str, _) -> bool:
+    source = {SERVERS: "h:1", "log": log, "txnAppId": log, "txnVersion": "7"}
+    store.create_log(log)
+    for mode in (EXACTLY_ONCE, IDEMPOTENT):
+        made = CordwoodSource({**source, "deliveryMode": mode})
+        with contextlib.suppress(BadSetting):
+            writer = made.writer(VALUE, False)
+            writer.commit([writer.write(iter([rows(0, 10)]))])
+    return values(store, log) == list(range(10))
+
+
+def copy_beside_the_checkpoint(store: BlockingStore, log: str, tmp_path: Path) -> bool:
+    """A damaged checkpoint lies aside, and an older copy is in its place: another batch 0."""
+    for name, end in (("aside", 10), ("named", 20)):
+        (tmp_path / name / "offsets").mkdir(parents=True)
+        (tmp_path / name / "metadata").write_text(json.dumps({"id": log}))
+        (tmp_path / name / "offsets" / "0").write_text(f'v1\n{{}}\n{{"logs":{{"1":"e1n{end}"}}}}')
+    options = {SERVERS: "h:1", "log": log, "queryName": "named"}
+    for place, first in ({"checkpointLocation": str(tmp_path / "aside")}, 0), ({}, 10):
+        writer = CordwoodStreamWriter(parse_sink_options({**options, **place}))
+        refs, *_ = stage_all(store, row_blocks(iter([rows(first, 10 + first)]), log), 60.0)
+        told = Written(
+            log, 0, 0, tuple(refs), 0, 0, query_id=log, checkpoints="" if place else str(tmp_path)
+        )
+        try:
+            writer.commit([told], 0)
+        except Rejected:
             return True
     return False
 
@@ -172,7 +228,10 @@ SCENES = {
     "spellings-apart": spelled_in_two_ways,
     "version-for-all-logs": one_version_for_two_logs,
     "version-by-name-at-commit": renamed_before_its_commit,
+    "tasks-go-by-name": name_that_moves_after_the_driver,
     "other-logs-skipped": one_version_for_logs_of_the_column,
+    "version-in-any-mode": version_in_another_mode,
+    "checkpoint-by-id-alone": copy_beside_the_checkpoint,
     "ledger-cut-by-its-end": ledger_cut_again,
 }
 

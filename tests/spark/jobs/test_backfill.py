@@ -13,6 +13,7 @@ from deltalake import DeltaTable, write_deltalake
 from job_logs import appended
 from live_cluster import LiveCluster
 from pyiceberg.catalog.sql import SqlCatalog
+from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
 from swaps import swap
 
@@ -33,7 +34,7 @@ from cordwood.spark.jobs.land import land
 from cordwood.spark.jobs.landing import Landing, planned_reads
 from cordwood.spark.jobs.stats import stats
 from cordwood.spark.jobs.table import FORMATS
-from cordwood.spark.jobs.table_files import steps, table_files
+from cordwood.spark.jobs.table_files import ordered_steps, steps, table_files
 from cordwood.spark.options import SERVERS
 
 pytestmark = [pytest.mark.spark, pytest.mark.real]
@@ -217,6 +218,52 @@ def test_a_checkpoint_of_a_replay_into_another_cluster_is_refused(
         replay(spark, source, {**sink, SERVERS: other.serve()}, checkpoint)
 
 
+@pytest.mark.parametrize("goes", ["made again", "gone", "amid a step"])
+def test_a_target_that_was_made_again_is_refused(
+    cluster: LiveCluster,
+    store: BlockingStore,
+    log: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    goes: str,
+):
+    """It had none of the records, and the next run said that all were there."""
+    table, back = tmp_path / "table", f"{log}-back"
+    table.mkdir()
+    pq.write_table(pa.table({"value": [b"1"]}), table / "a.parquet")
+    sink = {SERVERS: cluster.url, "log": back[1:]}
+
+    def write(_spark: None, _table: Path, _files: object, into: dict[str, str], _: bool) -> int:
+        assert into["logId"] == str(store.log(back).log_id), "tasks go by the noted number"
+        if goes == "amid a step":
+            store.log_tree.delete(back)
+            store.create_log(back)
+        return 1
+
+    swap(monkeypatch, job._write_step, write)
+
+    def run_once() -> int:
+        return backfill(None, str(table), sink, str(tmp_path / "notes")).records
+
+    said = r"into log \d+, and /.* is (log \d+|not there): .* Give another directory"
+    if goes == "amid a step":
+        with pytest.raises(BadSetting, match=said):
+            run_once()
+        return
+    assert [run_once(), run_once()] == [1, 0]
+    source, checkpoint = {SERVERS: cluster.url, "subscribe": log}, str(tmp_path / "checkpoint")
+    store.append(log, b"1")
+    with pytest.raises(AttributeError):
+        replay(None, source, sink, checkpoint)
+    store.log_tree.delete(back)
+    if goes == "made again":
+        store.create_log(back)
+    with pytest.raises(BadSetting, match=said):
+        run_once()
+    with pytest.raises(BadSetting, match=said):
+        replay(None, source, sink, checkpoint)
+
+
 @pytest.mark.parametrize("is_there", [False, True])
 def test_a_log_that_is_read_takes_no_copies(
     cluster: LiveCluster, store: BlockingStore, log: str, tmp_path: Path, is_there: bool
@@ -256,6 +303,47 @@ def test_a_replay_counts_and_tells_every_batch(
     assert told == [f"batch {batch}: 10 records" for batch in range(5)]
 
 
+def test_an_ordered_backfill_of_several_steps_keeps_the_order(
+    spark: SparkSession, cluster: LiveCluster, store: BlockingStore, log: str, tmp_path: Path
+) -> None:
+    """Two batches, of which the second has the first path."""
+    table = tmp_path / "table"
+    table.mkdir()
+    for name, first in (("part-00000-f", 0), ("part-00000-a", 5)):
+        numbers = range(first, first + 5)
+        rows = {"value": [b"%d" % n for n in numbers], "log_id": [7] * 5, "lsn": [*numbers]}
+        pq.write_table(pa.table(rows), table / f"{name}.parquet")
+    sink = {SERVERS: cluster.url, "log": log}
+    notes = str(tmp_path / "notes")
+    assert backfill(spark, str(table), sink, notes, ordered=True, step_bytes=1).steps == 2
+    assert list(appended(store, log).values()) == [b"%d" % n for n in range(10)]
+
+
+@pytest.mark.slow
+def test_the_verbs_pass_over_what_is_gone_where_they_are_told_to(
+    cluster: LiveCluster,
+    store: BlockingStore,
+    log: str,
+    tmp_path: Path,
+):
+    """The error named an option that the verbs did not have."""
+    lsns = store.append_many(log, [b"%d" % n for n in range(20)])
+    store.trim(log, lsns[9])
+    base = ["--cluster", cluster.url, "--master", "local[2]"]
+    for verb in (
+        ["land", log, "--table", str(tmp_path / "t")],
+        ["replay", log, "--to", f"{log}-copy", "--checkpoint", str(tmp_path / "c")],
+    ):
+        with pytest.raises(StreamingQueryException, match=r"type=TRIM[^$]*--pass-over-losses"):
+            run(["spark", *verb, *base])
+        assert run(["spark", *verb, *base, "--pass-over-losses"]) == 0
+    assert list(appended(store, f"{log}-copy").values()) == [b"%d" % n for n in range(10, 20)]
+    assert (
+        sum(pq.read_metadata(each).num_rows for each in table_files(tmp_path / "t", "parquet"))
+        == 10
+    )
+
+
 class TestSteps:
     def test_hold_about_so_many_bytes(self, tmp_path: Path):
         files = []
@@ -265,6 +353,48 @@ class TestSteps:
         assert [[file.stem for file in step] for step in steps(files, 20)] == [
             ["0", "1"], ["2"], ["3", "4", "5"],
         ]  # fmt: skip
+
+    def test_follow_the_lsns_where_order_is_asked_for(self, tmp_path: Path) -> None:
+        """They followed the paths, in which Spark has the task's number first and then chance: rows
+        of the second batch were written before rows of the first."""
+
+        def file(name: str, logs: list[int], lsns: list[int]) -> None:
+            (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+            pq.write_table(pa.table({"log_id": logs, "lsn": lsns}), tmp_path / name)
+
+        file("part-00000-f.parquet", [7, 7], [1, 5])
+        file("part-00001-f.parquet", [7, 7], [6, 8])
+        file("part-00000-a.parquet", [7, 7], [9, 12])
+        file("day=1/part-00001-a.parquet", [7, 7], [13, 20])
+        file("day=2/part-00000-a.parquet", [7, 7], [18, 25])  # both days are in one batch
+        file("part-00002-b.parquet", [3, 3], [40, 41])
+        files = table_files(tmp_path, "parquet")
+        found = [[str(each.relative_to(tmp_path)) for each in step]
+                 for step in ordered_steps(tmp_path, files, 1)]  # fmt: skip
+        assert found == [
+            ["part-00002-b.parquet"], ["part-00000-f.parquet"], ["part-00001-f.parquet"],
+            ["part-00000-a.parquet"],
+            ["day=1/part-00001-a.parquet", "day=2/part-00000-a.parquet"],
+        ]  # fmt: skip
+        assert list(ordered_steps(tmp_path, files, 1 << 20)) == [
+            [tmp_path / name for step in found for name in step]
+        ]
+        file("part-00003-c.parquet", [2, 9], [1, 99])  # of several logs
+        assert len(list(ordered_steps(tmp_path, table_files(tmp_path, "parquet"), 1))) == 1
+
+    def test_take_the_log_from_a_directory_and_do_without_lsns(self, tmp_path: Path) -> None:
+        for log in (5, 11):
+            place = tmp_path / f"log_id={log}"
+            place.mkdir()
+            pq.write_table(pa.table({"lsn": [100 - log, 100]}), place / "a.parquet")
+        found = list(ordered_steps(tmp_path, table_files(tmp_path, "parquet"), 1))
+        assert [step[0].parent.name for step in found] == ["log_id=5", "log_id=11"]
+        plain = tmp_path / "plain"
+        plain.mkdir()
+        for name in "ab":
+            pq.write_table(pa.table({"value": [b"1"]}), plain / f"{name}.parquet")
+        files = table_files(plain, "parquet")
+        assert list(ordered_steps(plain, files, 1)) == [[each] for each in files]
 
     def test_what_is_no_table(self, tmp_path: Path):
         (tmp_path / "_cordwood").mkdir()
@@ -360,7 +490,21 @@ class TestNotes:
 
     @pytest.mark.parametrize(
         "note",
-        [b"", b"\xff", b"[" * 100_000, [], {}, {"files": "a.parquet"}, {"files": [1]}, "x", None],
+        [
+            b"",
+            b"\xff",
+            b"[" * 100_000,
+            [],
+            {},
+            {"files": "a.parquet"},
+            {"files": [1]},
+            {"files": ["a.parquet"], "marks": []},
+            {"files": ["a.parquet"], "marks": {"a.parquet": 1}},
+            {"files": ["a.parquet"], "spans": []},
+            {"files": ["a.parquet"], "spans": {"a.parquet": [1, 2, 3, "4"]}},
+            "x",
+            None,
+        ],
     )
     def test_what_is_none_of_ours(self, planned, note):
         with pytest.raises(Malformed, match=r"done\.json is no note as this job writes it"):
@@ -381,6 +525,7 @@ class TestNotes:
 
         swap(monkeypatch, job._cluster_of, lambda _: clusters.pop(0))
         swap(monkeypatch, job._write_step, write)
+        swap(monkeypatch, job.target_number, lambda *_: 7)
 
         def run_once() -> int:
             return backfill(None, str(table), {SERVERS: "h:1", "log": "/back"}, notes).records
@@ -394,6 +539,86 @@ class TestNotes:
         note.write_text(json.dumps(before))
         assert run_once() == 0
         assert len(written) == 1
+
+    def test_a_file_that_was_replaced_is_not_done(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ):
+        """Writers that count have the old names in a table that is made anew. Its rows were passed
+        over, with exit code 0; notes of earlier versions do not say which file it was."""
+        table, notes = tmp_path / "table", str(tmp_path / "notes")
+        table.mkdir()
+        swap(monkeypatch, job._cluster_of, lambda _: "one")
+        swap(monkeypatch, job.target_number, lambda *_: 7)
+        swap(monkeypatch, job._write_step, lambda *_: 1)
+
+        def write(value: bytes) -> None:
+            pq.write_table(pa.table({"value": [value]}), table / "part-0.parquet")
+
+        def run_once() -> int:
+            return backfill(None, str(table), {SERVERS: "h:1", "log": "/back"}, notes).records
+
+        write(b"1")
+        assert [run_once(), run_once()] == [1, 0]
+        write(b"2")
+        with pytest.raises(BadSetting, match=r"part-0\.parquet was replaced"):
+            run_once()
+        with pytest.raises(BadSetting, match=r"part-0\.parquet was replaced"):
+            planned_backfill(str(table), notes, "back", "parquet")
+        note = tmp_path / "notes" / NOTE
+        before = json.loads(note.read_bytes())
+        del before["marks"]
+        note.write_text(json.dumps(before))
+        assert run_once() == 0
+
+    @pytest.mark.parametrize("has_lsns", [True, False])
+    def test_files_that_were_joined_are_not_written_again(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_lsns: bool
+    ):
+        """A compaction's files counted as new, and their rows were written twice. The LSNs tell
+        them from files that come after some were deleted."""
+        table, notes = tmp_path / "table", str(tmp_path / "notes")
+        table.mkdir()
+        written: list[str] = []
+
+        def write_step(_: object, path: Path, files: list[Path], *rest: object) -> int:
+            written.extend(file.name for file in files)
+            return len(files)
+
+        swap(monkeypatch, job._cluster_of, lambda _: "one")
+        swap(monkeypatch, job.target_number, lambda *_: 7)
+        swap(monkeypatch, job._write_step, write_step)
+
+        def write(name: str, *lsns: int) -> None:
+            rows = {"value": [b"v"] * len(lsns), "log_id": [1] * len(lsns), "lsn": [*lsns]}
+            kept = rows if has_lsns else {"value": rows["value"]}
+            pq.write_table(pa.table(kept), table / f"{name}.parquet")
+
+        def run_once() -> int:
+            return backfill(None, str(table), {SERVERS: "h:1", "log": "/back"}, notes).records
+
+        write("a", 1, 2)
+        write("b", 3, 4)
+        assert run_once() == 2
+        write("c", 5, 6)
+        assert run_once() == 1, "no file is gone"
+        for name in "ab":
+            (table / f"{name}.parquet").unlink()
+        write("joined", 1, 2, 3, 4)
+        for look in (run_once, lambda: planned_backfill(str(table), notes, "back", "parquet")):
+            with pytest.raises(BadSetting, match=r"joined\.parquet is new, and a\.parquet, whose"):
+                look()
+        (table / "joined.parquet").unlink()  # so `a` and `b` were deleted
+        write("d", 7, 8)
+        if has_lsns:
+            assert run_once() == 1
+        else:
+            with pytest.raises(BadSetting, match="If the missing file was deleted"):
+                run_once()
+            note = tmp_path / "notes" / NOTE
+            before = json.loads(note.read_bytes())
+            note.write_text(json.dumps({**before, "files": ["c.parquet"]}))
+            assert run_once() == 1
+        assert written == ["a.parquet", "b.parquet", "c.parquet", "d.parquet"]
 
     @pytest.mark.parametrize("other", [{"table": "/else"}, {"log": "/else"}, {"log": 7}])
     def test_another_backfills(self, planned, other):

@@ -56,6 +56,22 @@ def test_one_of_the_table_passes(checkpoint: Checkpoint, published: int):
     checkpoint.check(published, end(published))
 
 
+def test_the_name_of_a_query_says_which_copy_it_uses(tmp_path: Path):
+    """The first of the directories with the query's id was taken, also if it was a copy."""
+    for name in ("a-copy", "named", "another"):
+        (tmp_path / name / "offsets").mkdir(parents=True)
+        query = "q2" if name == "another" else "q"
+        (tmp_path / name / "metadata").write_text(json.dumps({"id": query}))
+    root = f"file://{tmp_path}"
+    assert Checkpoint.of_query(root, "q", "named") == Checkpoint(tmp_path / "named")
+    assert Checkpoint.of_query(root, "q2") == Checkpoint(tmp_path / "another")
+    for name in ("", "another", "gone"):
+        with pytest.raises(BadSetting, match=r"/a-copy and .*/named are .*move the copies"):
+            Checkpoint.of_query(root, "q", name)
+    assert Checkpoint.of_query(root, "q3", "named") is None
+    assert Checkpoint.of_query("s3a://bucket", "q", "named") is None
+
+
 def test_a_batch_that_is_planned_alone_is_not_done(checkpoint: Checkpoint):
     """`stats` told no lag of a query whose batch failed each time, a dry run nothing to read."""
     assert checkpoint.done() == end(1)

@@ -6,6 +6,7 @@ import json
 import random
 import shutil
 import warnings
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pyarrow as pa
@@ -13,17 +14,25 @@ import pyarrow.parquet as pq
 import pytest
 from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 from pyspark.sql.types import ArrayType, LongType, MapType, StructField, StructType
+from swaps import swap
 
 from cordwood import durable
-from cordwood.errors import BadSetting, Corrupt
+from cordwood.errors import BadSetting, Corrupt, StoreInUse
 from cordwood.sim.crash_states.enumerate import CrashStates
 from cordwood.sim.crash_states.fates import UNTORN
 from cordwood.sim.crash_states.file_recorder import FileRecorder, build
-from cordwood.spark.jobs import delta_table, iceberg_table, parquet_table, table
+from cordwood.spark.jobs import backfill, delta_table, iceberg_table, parquet_table, table
 from cordwood.spark.jobs.land import with_nulls
 from cordwood.spark.jobs.landing import Landing, table_path
-from cordwood.spark.jobs.parquet_table import ParquetTable
-from cordwood.spark.jobs.table import FORMATS, OURS, StagedBatch, StagedFile, staged_files
+from cordwood.spark.jobs.parquet_table import ParquetTable, finish_moves
+from cordwood.spark.jobs.table import (
+    FORMATS,
+    OURS,
+    StagedBatch,
+    StagedFile,
+    move_in,
+    staged_files,
+)
 from cordwood.spark.jobs.table_files import table_files
 
 BATCHES = 3
@@ -304,3 +313,63 @@ def test_a_directory_of_any_name_holds_its_own_table(tmp_path: Path, format_, na
     rows = sorted(lsn for file in files for lsn in pq.ParquetFile(file).read()["lsn"].to_pylist())
     assert (lake.published("q"), rows) == (1, list(range(2 * ROWS)))
     assert {path.name for path in tmp_path.iterdir()} == {name, "a b"}
+
+
+class Killed(Exception):
+    """The process ends here."""
+
+
+def killed(*_: object) -> None:
+    raise Killed
+
+
+@pytest.mark.parametrize(
+    ("dies", "batches"),
+    [
+        pytest.param(lambda root, lake: land(root, lake, 1), 2, id="a batch"),
+        pytest.param(lambda _, lake: lake.compact(1 << 20), 1, id="a join"),
+    ],
+)
+def test_a_job_that_reads_the_files_first_finishes_what_a_killed_landing_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dies: Callable[..., object], batches: int
+) -> None:
+    """A backfill read the files that were in place, and reported success without the others. A
+    killed join leaves none of its rows in place."""
+    root = tmp_path / "t"
+    root.mkdir()
+    lake = ParquetTable(root)
+    land(root, lake, 0)
+    with monkeypatch.context() as patch:
+        swap(patch, move_in, killed, within=parquet_table)
+        with pytest.raises(Killed):
+            dies(root, lake)
+    wanted = list(range(batches * ROWS))
+    assert rows_of(root, "parquet") != wanted
+    with table.only_writer(root), pytest.raises(StoreInUse, match="another job lands into"):
+        finish_moves(root)
+    finish_moves(root)
+    assert rows_of(root, "parquet") == wanted
+    with table.only_writer(root):
+        finish_moves(root)  # nothing is open, so the table is not held
+
+
+def test_a_backfill_finishes_them(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Before it looks which files there are."""
+    root, notes = tmp_path / "t", tmp_path / "notes"
+    root.mkdir()
+    lake = ParquetTable(root)
+    with monkeypatch.context() as patch:
+        swap(patch, move_in, killed, within=parquet_table)
+        with pytest.raises(Killed):
+            land(root, lake, 0)
+    found: list[Path] = []
+
+    def look(_: object, __: Path, files: Sequence[Path], *___: object) -> int:
+        found.extend(files)
+        return 0
+
+    swap(monkeypatch, backfill._write_step, look, within=backfill)
+    swap(monkeypatch, backfill._cluster_of, lambda _: "c", within=backfill)
+    swap(monkeypatch, backfill.target_number, lambda *_: 1, within=backfill)
+    backfill.backfill(None, str(root), {"log": "/a"}, str(notes))  # type: ignore[arg-type]
+    assert len(found) == 2

@@ -40,6 +40,10 @@ sinks:
 """
 
 
+def without_values(text: str) -> str:
+    return text.replace("minPartitions: 4", "includePayload: false")
+
+
 def mistakes(text: str) -> list[str]:
     with pytest.raises(BadSetting) as raised:
         parse_pipeline(text, "p.yaml")
@@ -113,6 +117,9 @@ class TestReading:
             (WHOLE + "sinks: []\n", "p.yaml:17: sinks is given twice"),
             (WHOLE.replace("trigger", "decode: json\ntrigger"),
              "takes records as they are; decode is set"),
+            (without_values(WHOLE), "log takes records with their values; includePayload=false"),
+            (without_values(WHOLE).replace("trigger", "decode: json\ntrigger"),
+             "table has decoded values; includePayload=false leaves values out"),
             (WHOLE.replace("minPartitions", "minPartition"),
              "p.yaml:7: there is no source.options.minPartition"),
             (WHOLE.replace("1g", "lots"), "maxBytesPerTrigger is 'lots'"),
