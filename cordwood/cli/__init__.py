@@ -1,4 +1,4 @@
-"""The `cordwood` command, a file a verb group.
+"""The `cordwood` command, with a file for each group of verbs.
 
 This module imports nothing heavy. A verb does its imports when it runs, so that `cordwood --help`
 is quick.

@@ -3,7 +3,7 @@
 It works on the node's directory, whether the node runs or not, and takes effect at the next start.
 A start finds the loss, so the operator should have seen the node report it first.
 
-It is also the word without which an older copy of a node's directory does not start.
+An older copy of a node's directory starts only after this command.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import typer
 from cordwood.errors import BadSetting
 
 EMBEDDED = "node-1"
-"""Where an embedded store keeps its one node."""
+"""The directory in which an embedded store keeps its one node."""
 
 
 def accept_loss(
@@ -50,6 +50,7 @@ def accept_loss(
     and readers ask other nodes for the rest. Without --older its missing records are accepted as
     lost at once.
     """
+    from cordwood.durable import sync_directory
     from cordwood.storage.identity import ACCEPT_LOSS, ACCEPTED, GO_ON_OLDER
 
     node = next(
@@ -72,6 +73,7 @@ def accept_loss(
         file.write(GO_ON_OLDER if older else ACCEPTED)
         file.flush()
         os.fsync(file.fileno())
+    sync_directory(node)  # a power cut must not take its name away
     if older:
         typer.echo(f"{node}: it may start, and its silence proves nothing.")
     else:

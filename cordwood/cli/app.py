@@ -43,7 +43,7 @@ from cordwood.errors import BadSetting
 
 
 class Group(TyperGroup):
-    """Verbs that belong together. Without a verb: the help, or the group's own work."""
+    """A group of verbs. Without a verb it shows the help, or does work of its own."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Show the help for an empty command line. That is not an error, so the exit code is 0."""
@@ -122,9 +122,21 @@ def common(
 ) -> None:
     """Set up what every verb shares."""
     logging.basicConfig(
-        level=logging.DEBUG if debug else os.environ.get("CORDWOOD_LOG", "WARNING"),
+        level=logging.DEBUG if debug else _log_level(os.environ.get("CORDWOOD_LOG", "")),
         format="%(asctime)s %(levelname)s %(name)s: %(message)s",
     )
+
+
+def _log_level(name: str) -> str:
+    """
+    Raises:
+        BadSetting: it is no level; the text lists all levels.
+    """
+    level = name.upper() or "WARNING"
+    levels = sorted(logging.getLevelNamesMapping())
+    if level not in levels:
+        raise BadSetting(f"CORDWOOD_LOG is {name!r}: it takes {', '.join(levels)}")
+    return level
 
 
 @app.command()

@@ -315,7 +315,7 @@ def tier(
     from cordwood.host.kept_memory import keep_memory
     from cordwood.settings import MIB
 
-    keep_memory()  # as nodes do, which upload, and `cordwood tier`
+    keep_memory()  # as nodes and `cordwood tier` do when they upload
     profile = TierProfile(total_bytes=mib * MIB)
     if spark:
         from cordwood.bench.tier_spark import bench_tier_spark
@@ -395,6 +395,9 @@ def ledgers(
 def rebuild(
     nodes: Annotated[int, typer.Option("--nodes", min=5, help="Nodes of a fresh cluster.")] = 6,
     mib: Annotated[int, typer.Option("--mib", min=1, help="MiB of payloads.")] = 256,
+    plan_logs: Annotated[
+        int, typer.Option("--plan-logs", min=0, help="Only plan the moves of this many logs.")
+    ] = 0,
     repeat: Annotated[int, typer.Option("--repeat", min=1, help="Repeats; the median counts.")] = 1,
     directory: DirOption = ".",
     as_json: JsonOption = False,
@@ -402,10 +405,16 @@ def rebuild(
     """Kill a node for good and make its blocks anew; kill a second one beside small appends.
 
     The references are block appends before the losses, and the same small appends without one.
+    `--plan-logs 100000` measures the time and the memory of one donor's plan.
     """
     from cordwood.bench.rebuild import RebuildProfile, bench_rebuild
+    from cordwood.bench.rebuild_plan import bench_plan
     from cordwood.settings import MIB
 
+    if plan_logs:
+        plan = bench_plan(plan_logs, directory=directory, repeats=repeat, say=say)
+        show_figures(run_measurement(plan), as_json)
+        return
     profile = RebuildProfile(nodes=nodes, total_bytes=mib * MIB)
     work = bench_rebuild(profile, directory=directory, repeats=repeat, say=say)
     show_figures(run_measurement(work), as_json)

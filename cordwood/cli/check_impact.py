@@ -51,7 +51,7 @@ def show_impact(found: ImpactReply) -> None:
     """A report for people."""
     absent = ", ".join(map(str, found.absent))
     if found.down:
-        typer.echo(f"Nodes {', '.join(map(str, found.down))} are down already.")
+        typer.echo(f"Nodes {', '.join(map(str, found.down))} are down, or may be by a request.")
     if not found.findings:
         typer.echo(f"Nothing would stop without nodes {absent}: {found.logs} logs were judged.")
         return

@@ -1,4 +1,5 @@
-"""Carry out a command on ledgers one by one, so that the trouble of one does not end the others."""
+"""Carries out a command on ledgers one by one, so that an error of one ledger does not stop the
+work on the others."""
 
 from __future__ import annotations
 
@@ -32,9 +33,9 @@ def each_ledger(
 
     Args:
         work: returns None if there was nothing to do, and prints its own line unless `as_json`.
-        refusals: errors after which the other ledgers have their turn.
+        refusals: errors after which the work goes on with the other ledgers.
         failed: words between a ledger and its error.
-        nothing: the line where there was nothing to do at all.
+        nothing: the line to print if there was nothing to do for any ledger.
     Raises:
         UnknownLedger: a named ledger does not exist.
         typer.Exit: with code 1, if a ledger had trouble.

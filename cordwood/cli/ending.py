@@ -1,5 +1,5 @@
-"""How a verb ends: an error of ours, or of the machine, is one line; Ctrl-C and a closed
-pipe are quiet.
+"""The endings of a verb. An error of Cordwood or of the machine is shown in one line; Ctrl-C and a
+closed pipe show nothing.
 
 Any other error is a bug: its traceback is shown, always.
 
@@ -57,7 +57,8 @@ def verb_ending(*, debug: bool) -> Iterator[None]:
 
 @contextmanager
 def terminated() -> Iterator[None]:
-    """Have SIGTERM and a closed terminal end what runs here, so that it may say a last word.
+    """Let SIGTERM and a closed terminal end the code in the `with` statement by an error, so that
+    it can print a last line.
 
     Raises:
         SystemExit: with 128 plus the signal's number.

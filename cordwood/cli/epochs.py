@@ -1,4 +1,5 @@
-"""`cordwood epochs LOG` and `cordwood sequencer LOG`: the sequencers of each epoch, and of now."""
+"""`cordwood epochs LOG` and `cordwood sequencer LOG`: the sequencers of each epoch, and the present
+sequencer."""
 
 from __future__ import annotations
 
@@ -17,8 +18,8 @@ if TYPE_CHECKING:
     from cordwood.layout.message_logs import EpochsReply
 
 EPOCHS_SHOWN = 20
-"""The newest epochs. If a log's sequencer moves often, the log has thousands; `--json` lists all
-ends."""
+"""The number of newest epochs that are shown. A log with a sequencer that moves often has
+thousands; `--json` lists them all."""
 
 LogArgument = Annotated[
     str, typer.Argument(metavar="LOG", help="The log's path: orders/eu is /orders/eu.")

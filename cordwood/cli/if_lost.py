@@ -1,4 +1,5 @@
-"""`cordwood nodes if-lost`: the copies left without some nodes, and those to be made anew."""
+"""`cordwood nodes if-lost`: the copies that would be left without some nodes, and the copies that
+would be made anew."""
 
 from __future__ import annotations
 

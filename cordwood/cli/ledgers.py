@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import sys
@@ -12,6 +13,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from cordwood.cli.ledger_words import (
+    ledger_document,
+    ledger_state,
+    payload_document,
+    striping_words,
+)
 from cordwood.cli.ledgers_repair import repair
 from cordwood.cli.ledgers_tier import ledger_password, tier
 from cordwood.cli.tables import show_table
@@ -36,9 +43,11 @@ IN_FLIGHT = 1000
 """Entries that `append` has on their way."""
 
 PROGRESS_S = 2.0
-"""Between two lines of a long check: soon enough to see that it goes on."""
+"""The time between two progress lines of a long check: short enough to show that it goes on."""
 
-LedgerArgument = Annotated[int, typer.Argument(metavar="LEDGER", min=0, help="The ledger's id.")]
+LedgerArgument = Annotated[
+    int, typer.Argument(metavar="LEDGER", min=0, max=(1 << 63) - 1, help="The ledger's id.")
+]
 EnsembleOption = Annotated[
     int, typer.Option("--ensemble", "-E", min=1, help="Nodes that keep the ledger.")
 ]
@@ -59,6 +68,9 @@ CustomOption = Annotated[
     typer.Option(
         "--custom", metavar="NAME=VALUE", help="A value to keep in the ledger's metadata."
     ),
+]
+NodeOption = Annotated[
+    int | None, typer.Option("--node", min=1, help="List only ledgers that name this node.")
 ]
 IdOption = Annotated[
     int | None,
@@ -88,7 +100,7 @@ def create(
         metadata = made.metadata
         made.abandon()
     if as_json:
-        typer.echo(json.dumps(_document(metadata)))
+        typer.echo(json.dumps(ledger_document(metadata)))
     else:
         typer.echo(f"Ledger {metadata.ledger} is made; `cordwood ledgers recover` closes it")
 
@@ -135,21 +147,24 @@ def append(
             # Before the first entry: a user who kills this knows which ledger to recover.
             typer.echo(f"ledger {made.ledger_id}")
         stored = 0
-        for some in _portions(values):
-            entries = made.append_many(some)
-            if defer_sync:
-                made.force()
-            for entry in entries:
-                stored += 1
-                if not (quiet or as_json):
-                    sys.stdout.write(f"{entry}\n")
-            sys.stdout.flush()
-        if leave_open:
-            made.abandon()
-        else:
-            made.close()
-        if as_json:
-            typer.echo(json.dumps({**_document(made.metadata), "stored": stored}))
+        try:
+            for some in _portions(values):
+                entries = made.append_many(some)
+                if defer_sync:
+                    made.force()
+                for entry in entries:
+                    stored += 1
+                    if not (quiet or as_json):
+                        sys.stdout.write(f"{entry}\n")
+                sys.stdout.flush()
+            if leave_open:
+                made.abandon()
+            else:
+                made.close()
+        finally:
+            # Also after a failure: a script must know which ledger to recover.
+            if as_json:
+                typer.echo(json.dumps({**ledger_document(made.metadata), "stored": stored}))
 
 
 def _create(
@@ -221,7 +236,8 @@ def read(
     """Print the confirmed entries of a ledger, a line each."""
     with open_store(cluster) as store:
         opened = store.ledgers.open(ledger, ledger_password(), recovery=recovery)
-        # Also where the end is given: of an open ledger nothing is known to be confirmed before.
+        # Ask even if the end is given: before this call, no entry of the newest fragment of an open
+        # ledger is known to be confirmed.
         confirmed = opened.read_last_add_confirmed()
         end = confirmed if last is None else last
         for start in range(first, end + 1, IN_FLIGHT):
@@ -249,17 +265,8 @@ def _print_entry(each: LedgerEntry, as_json: bool) -> None:
         sys.stdout.buffer.write(each.payload + b"\n")
         sys.stdout.buffer.flush()
         return
-    document = {"ledger": each.ledger, "entry": each.entry, **_value(each.payload)}
+    document = {"ledger": each.ledger, "entry": each.entry, **payload_document(each.payload)}
     sys.stdout.write(json.dumps(document) + "\n")
-
-
-def _value(payload: bytes) -> dict[str, str]:
-    try:
-        return {"value": payload.decode()}
-    except UnicodeDecodeError:
-        from base64 import b64encode
-
-        return {"value_base64": b64encode(payload).decode()}
 
 
 @app.command("list")
@@ -268,10 +275,13 @@ def list_ledgers(
         int, typer.Option("--after", min=-1, help="List only ids above this id.")
     ] = -1,
     limit: Annotated[int, typer.Option("--limit", min=1, help="List at most this many.")] = 1000,
+    node: NodeOption = None,
     as_json: JsonOption = False,
     cluster: ClusterOption = None,
 ) -> None:
     """List ledgers by id; exit with 1 if the metadata of one cannot be read."""
+    from cordwood.protocol.ledger_autorecovery import named
+
     with open_store(cluster) as store:
         found: list[LedgerMetadata] = []
         unread: dict[int, str] = {}
@@ -279,26 +289,36 @@ def list_ledgers(
             if len(found) + len(unread) == limit:
                 break
             try:
-                found.append(store.ledgers.metadata(ledger))
+                metadata = store.ledgers.metadata(ledger)
             except UnknownLedger:
                 continue  # race: it was deleted after it was listed
             except Corrupt as error:
                 unread[ledger] = str(error)
+            else:
+                found += [metadata] if node in {None, *named(metadata)} else []
+        # Order matters, as in `rebuild.count_ledgers`: marks are read last.
+        listed = {each.ledger for each in found} | unread.keys()
+        for marked in store.ledgers.under_replicated() if node is not None else ():
+            if node in marked.nodes and marked.ledger > after and marked.ledger not in listed:
+                # Its metadata was read just now, and does not name the node.
+                with contextlib.suppress(UnknownLedger):
+                    found.append(store.ledgers.metadata(marked.ledger))
+        found = sorted(found, key=lambda each: each.ledger)[:limit]
     if as_json:
-        told: list[dict[str, Any]] = [_document(each) for each in found]
+        told: list[dict[str, Any]] = [ledger_document(each) for each in found]
         told += [{"ledger": ledger, "trouble": words} for ledger, words in unread.items()]
         typer.echo(json.dumps(told))
     elif not found and not unread:
-        typer.echo("There are no ledgers.")
+        typer.echo("There are no ledgers." if node is None else f"No ledger names node {node}.")
     else:
         show_table(
             ["ledger>", "state", "last>", "size>", "E/Qw/Qa", "nodes"],
             [
                 (
-                    each.ledger, _state(each),
+                    each.ledger, ledger_state(each),
                     each.last if each.state == "closed" else "",
                     bytes_words(each.length) if each.state == "closed" else "",
-                    _striping(each), ", ".join(map(str, each.newest.nodes)),
+                    striping_words(each), ", ".join(map(str, each.newest.nodes)),
                 )
                 for each in found
             ],
@@ -317,10 +337,11 @@ def show(
     with open_store(cluster) as store:
         found = store.ledgers.metadata(ledger)
     if as_json:
-        typer.echo(json.dumps(_document(found)))
+        typer.echo(json.dumps(ledger_document(found)))
         return
     typer.echo(
-        f"Ledger {ledger} is {_state(found)}; E/Qw/Qa {_striping(found)}, {found.digest.name}"
+        f"Ledger {ledger} is {ledger_state(found)}; "
+        f"E/Qw/Qa {striping_words(found)}, {found.digest.name}"
     )
     typer.echo(f"  made {utc_words(found.created_us)}")
     if found.state == "closed":
@@ -344,7 +365,7 @@ def recover(
     with open_store(cluster) as store:
         found = store.ledgers.recover(ledger, ledger_password())
     if as_json:
-        typer.echo(json.dumps(_document(found)))
+        typer.echo(json.dumps(ledger_document(found)))
     else:
         typer.echo(f"Ledger {ledger} is closed: it ends at entry {found.last}")
 
@@ -412,7 +433,7 @@ def check(
 
 
 def _progress(ledger: int) -> Callable[[int], None]:
-    """Tells of a long check, every few seconds."""
+    """Report the progress of a long check every few seconds."""
     told_s = time.monotonic()
 
     def tell(entries: int) -> None:
@@ -527,13 +548,8 @@ def under_replicated(
     elif not found:
         typer.echo("No ledger is known to lack copies.")
     else:
-        show_table(
-            ["ledger>", "lost nodes", "known since"],
-            [
-                (each.ledger, ", ".join(map(str, each.nodes)), utc_words(each.since_us))
-                for each in found
-            ],
-        )
+        rows = [(e.ledger, ", ".join(map(str, e.nodes)), utc_words(e.since_us)) for e in found]
+        show_table(["ledger>", "lost nodes", "known since"], rows)
 
 
 @app.command()
@@ -565,31 +581,3 @@ def delete(
     with open_store(cluster) as store:
         store.ledgers.delete(ledger)
     typer.echo(json.dumps({"ledger": ledger, "deleted": True}) if as_json else "Deleted.")
-
-
-def _state(found: LedgerMetadata) -> str:
-    return "in main storage" if found.is_tiered else found.state.value.replace("_", " ")
-
-
-def _striping(found: LedgerMetadata) -> str:
-    striping = found.striping
-    return f"{striping.ensemble}/{striping.write}/{striping.ack}"
-
-
-def _document(found: LedgerMetadata) -> dict[str, Any]:
-    is_closed = found.state == "closed"
-    return {
-        "ledger": found.ledger,
-        "state": found.state.value,
-        "ensemble": found.striping.ensemble,
-        "write": found.striping.write,
-        "ack": found.striping.ack,
-        "digest": found.digest.name.lower(),
-        "last": found.last if is_closed else None,
-        "length": found.length if is_closed else None,
-        "created_us": found.created_us,
-        "tier": found.wants_tier,
-        "tiered_us": found.tier.since_us if found.tier is not None and found.is_tiered else None,
-        "custom": {name: _value(value) for name, value in found.custom.items()},
-        "fragments": [{"first": each.first, "nodes": [*each.nodes]} for each in found.fragments],
-    }

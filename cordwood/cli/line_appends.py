@@ -1,9 +1,9 @@
 """Appends lines to a log as a producer, so that each is stored once while nodes fail.
 
-A portion of lines is one atomic group of the producer: the log knows a repeat of it by its place,
+A portion of lines is one atomic group of the producer: the log recognises a repeat by its sequence,
 so a portion of unknown outcome is sent again until it is answered. The stored lines are always a
 prefix of the input, and a later run continues after it (`cordwood append --resume ID`). A run
-appends to one log, by its number: by the name, a repeat would go to another log where the first one
+appends to one log, by its number: with the name, a repeat could go to another log, if the first log
 was renamed meanwhile.
 
 Source: client/append/producer.py; protocol/producers.py (a repeat is answered with its place).
@@ -37,7 +37,7 @@ PATIENCE_S = 120.0
 restarts within two minutes."""
 
 PAUSE_S = 0.5
-"""Between tries. A client tries for its whole timeout by itself first."""
+"""The pause between tries. The client itself has tried for its whole timeout before."""
 
 PORTION_LINES = 16_384
 """Lines in one group, as many as the client puts into a block: a portion stays within an atomic
@@ -130,11 +130,11 @@ class LineAppends:
                 lsns = self._send(lines, self.stored)
             except CordwoodError as error:
                 # If a later try stored nothing, an earlier try may have stored the lines.
-                is_unknown |= error.is_outcome_unknown or _is_behind(error)
+                is_unknown |= error.is_outcome_unknown
                 self._is_unsure |= is_unknown
                 is_over = time.monotonic() + PAUSE_S > ends_s
                 if is_over or not isinstance(error, (OutcomeUnknown, Retryable)):
-                    if is_unknown and not error.is_outcome_unknown:
+                    if is_unknown and not isinstance(error, OutcomeUnknown):
                         raise OutcomeUnknown(
                             f"an earlier try may have stored these lines; the last try: {error}"
                         ) from error
@@ -153,7 +153,7 @@ class LineAppends:
         keys = None if self._key is None else [self._key] * len(lines)
         try:
             return self._store.append_many(
-                self._find_log() or self._log,
+                self._find_log(),
                 lines,
                 keys=keys,
                 producer=self._place_at(sequence),
@@ -165,13 +165,16 @@ class LineAppends:
             raise
 
     def _find_log(self) -> int:
-        """The log's number; 0 if the log does not exist yet: the first append creates it."""
+        """The log's number. A new run makes a log that does not exist yet, as an append does, and
+        with the errors of one."""
         if not self._log_id:
             try:
                 self._log_id = self._store.log(self._log).log_id
             except UnknownLog:
                 if self.stored or not self._is_new:
                     raise
+                self._store.append_many(self._log, [])
+                self._log_id = self._store.log(self._log).log_id
         return self._log_id
 
     def _place_at(self, sequence: int) -> Producer:
@@ -190,8 +193,3 @@ class LineAppends:
             f"the first {self.stored} lines are stored, {behind}. To go on, run this again with "
             f"the same input from its first line and --resume {self.producer}"
         )
-
-
-def _is_behind(error: CordwoodError) -> bool:
-    """Whether the log has more of this producer: what an earlier run sent came late."""
-    return isinstance(error, OutOfSequence) and error.kind is Misplaced.STORED

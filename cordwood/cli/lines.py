@@ -1,19 +1,21 @@
 """Standard input as records: split at LF, the LF not stored.
 
-Everything else survives: CR, empty lines, bytes that are not UTF-8, and a last line
-without an LF. The lines of one `read` are appended at once. So typed lines are answered one by one,
-a file goes in large blocks, and no timer is needed.
+All other bytes stay: CR, empty lines, bytes that are not UTF-8, and a last line without an LF. The
+lines of one `read` are appended at once. So typed lines are answered one by one, a file goes in
+large blocks, and no timer is needed.
 """
 
 from __future__ import annotations
 
 import os
+import select
 from collections.abc import Iterator
 
 from cordwood.errors import RecordTooLarge
 
 READ_BYTES = 1 << 20
-"""Asked of one read; a pipe gives 64 KiB of it, a file all, which is one block."""
+"""The bytes that one read asks for. A pipe gives 64 KiB of them. A file gives all of them, which
+make one block."""
 
 
 class LineSplitter:
@@ -59,8 +61,20 @@ def read_lines(descriptor: int, line_bytes_max: int) -> Iterator[list[bytes]]:
         RecordTooLarge: a line is over the limit.
     """
     splitter = LineSplitter(line_bytes_max)
-    while chunk := os.read(descriptor, READ_BYTES):
+    while chunk := _read(descriptor):
         if lines := splitter.feed(chunk):
             yield lines
     if lines := splitter.finish():
         yield lines
+
+
+def _read(descriptor: int) -> bytes:
+    """What is there, once anything is; nothing at the end."""
+    while True:
+        try:
+            return os.read(descriptor, READ_BYTES)
+        except BlockingIOError:
+            # Another program with the same pipe or terminal has set it not to wait.
+            poll = select.poll()
+            poll.register(descriptor, select.POLLIN)
+            poll.poll()

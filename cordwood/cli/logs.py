@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from cordwood.cli.overview import LogView, view_logs
+from cordwood.cli.readable_logs import readable_logs
 from cordwood.cli.tables import show_table
 from cordwood.cli.target import ClusterOption, JsonOption, open_store
 from cordwood.cli.times import time_of
@@ -23,7 +24,8 @@ if TYPE_CHECKING:
     from cordwood.log_attributes import LogAttributes
 
 BAR_CELLS = 24
-"""Of the node that holds most of a log; all of the line stays within 80 columns."""
+"""The length of the bar of the node that holds most of a log. With it, a line stays within 80
+columns."""
 
 app = typer.Typer(help="Create, list, show, change and trim logs.", no_args_is_help=True)
 
@@ -50,7 +52,7 @@ SettingsArgument = Annotated[
 
 
 def _attributes(settings: Sequence[str] | None) -> LogAttributes:
-    """Attributes from `NAME=VALUE`; of a token the value says where it is.
+    """Attributes from `NAME=VALUE`. The value of a token names the place of the token.
 
     Raises:
         BadSetting: an option is wrong, or a token itself stands on the command line.
@@ -107,7 +109,7 @@ def list_logs(
 ) -> None:
     """List logs by name."""
     with open_store(cluster) as store:
-        logs = view_logs(store.logs(path), store.status())
+        logs = view_logs(readable_logs(store, path), store.status())
     if as_json:
         typer.echo(json.dumps([dataclasses.asdict(log) for log in logs]))
     elif logs:
@@ -205,7 +207,8 @@ def delete(
         log = store.log(name)
         if not yes:
             typer.confirm(f"Delete {log.name} and all its records?", abort=True)
-        store.log_tree.delete(name)
+        # Race: the name may have moved to another log while the operator thought.
+        store.log_tree.delete(name, log.log_id)
     if as_json:
         typer.echo(json.dumps({"id": log.log_id, "name": log.name, "deleted": True}))
     else:
@@ -232,9 +235,11 @@ def trim(
     The exit code is 2 if some nodes did not answer: they may still hold some of the records.
     """
     with open_store(cluster) as store:
+        log = store.log(name)
         if not yes:
-            typer.confirm(f"Delete the records of {name} up to {lsn}?", abort=True)
-        done = store.trim(name, lsn)
+            typer.confirm(f"Delete the records of {log.name} up to {lsn}?", abort=True)
+        # Race: the name may have moved to another log while the operator thought.
+        done = store.trim(log.log_id, lsn)
     if as_json:
         document = {"lsn": str(done.lsn), "nodes": done.nodes, "missing": dict(done.missing)}
         typer.echo(json.dumps(document))
@@ -299,7 +304,9 @@ def find(
 def extent(name: NameArgument, as_json: JsonOption = False, cluster: ClusterOption = None) -> None:
     """Show where a log's records begin and end, since when, and about how many bytes they are."""
     with open_store(cluster) as store:
-        found, size = store.extent(name), store.data_size(name)
+        # Race: by number, since the name may move to another log between the two.
+        log_id = store.log(name).log_id
+        found, size = store.extent(log_id), store.data_size(log_id)
     ends = {"first": found.first, "last": found.last}
     if as_json:
         document = {
@@ -369,7 +376,7 @@ def show_logs(logs: Sequence[LogView]) -> None:
 
 
 def _show_spread(view: LogView) -> None:
-    """A bar for each node that holds some of it, as long as its share."""
+    """Print a bar for each node that holds a part of the log, as long as its share."""
     most = max(view.bytes_by_node.values(), default=0)
     if not most:
         return

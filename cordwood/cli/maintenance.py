@@ -1,4 +1,4 @@
-"""`cordwood maintenance apply | show | remove`: taking nodes out of service, and back.
+"""`cordwood maintenance apply | show | remove`: takes nodes out of service, and back.
 
 Source: docs/protocol/maintenance.md.
 """

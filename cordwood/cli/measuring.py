@@ -40,7 +40,7 @@ def run_measurement(work: Coroutine[object, object, Result]) -> Result:
 
 
 async def _stoppable(work: Coroutine[object, object, Result]) -> Result:
-    """SIGTERM and a closed terminal stop it as Ctrl-C does, which the runner sees to."""
+    """Let SIGTERM and a closed terminal stop the measurement, as Ctrl-C does through the runner."""
     task = asyncio.current_task()
     assert task is not None, "a runner runs this in a task"
     for number in (signal.SIGTERM, signal.SIGHUP):

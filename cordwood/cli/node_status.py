@@ -1,5 +1,5 @@
 """`cordwood nodes status`: show and set the status of the data of a node that is down. `cordwood
-nodes storage`: whether a node stores anything, shown and said.
+nodes storage`: show and set whether a node stores records.
 
 Source: `quorum.authority`; docs/sources/logdevice.md 2.7 (4), 2.9.
 """

@@ -10,8 +10,10 @@ import typer
 
 from cordwood.cli.accept_loss import accept_loss
 from cordwood.cli.if_lost import if_lost
+from cordwood.cli.keep_ledgers import keep_ledgers
 from cordwood.cli.node_status import node_status, node_storage
 from cordwood.cli.overview import view_nodes
+from cordwood.cli.readable_logs import readable_logs
 from cordwood.cli.rebalance import rebalance
 from cordwood.cli.rebuild import drain, undrain
 from cordwood.cli.replace import replace
@@ -28,6 +30,7 @@ app = typer.Typer(help="Show nodes, and change their state.", no_args_is_help=Tr
 app.command()(scrub)
 app.command(name="if-lost")(if_lost)
 app.command(name="accept-loss")(accept_loss)
+app.command(name="keep-ledgers")(keep_ledgers)
 app.command(name="status")(node_status)
 app.command(name="storage")(node_storage)
 app.command()(drain)
@@ -58,7 +61,7 @@ def show(
     with open_store(cluster) as store:
         answers = store.status()
         found = [each for each in view_nodes(answers, store.members) if each.node == node]
-        names: dict[int, str] = {log.log_id: log.name for log in store.logs()}
+        names: dict[int, str] = {log.log_id: log.name for log in readable_logs(store)}
     if not found:
         known = ", ".join(str(number) for number in sorted(answers))
         raise BadSetting(f"there is no node {node}; there are {known}")

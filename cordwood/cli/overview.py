@@ -1,7 +1,7 @@
-"""What nodes say of themselves, joined into one picture of a cluster.
+"""Joins the nodes' reports into one view of a cluster.
 
-Pure: answers in, plain values out. Tables show them, and `--json` prints their
-fields under the names that they have here, so a name is a promise.
+Pure: answers in, plain values out. Tables show them, and `--json` prints their fields under the
+names that they have here, so these names must not change.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ class NodeView:
     """One node.
 
     Attributes:
-        up: whether it answered; if not, all fields after `problem` are 0. problem: why it did not
-            answer, or cannot store; "" if all is well. sequencing: number of logs that it
-            sequences.
-        appended_records, stored_blocks: since it started. authority: the reported status of its
-            data, see `nodes.Authority`.
+        up: whether it answered; if not, all fields after `problem` are 0.
+        problem: why it did not answer, or cannot store; "" if all is well.
+        sequencing: number of logs that it sequences.
+        appended_records, stored_blocks: since it started.
+        authority: the reported status of its data, see `nodes.Authority`.
     """
 
     node: int
@@ -64,7 +64,7 @@ class LogView:
         released: the last LSN that readers may see, None while nodes know of none.
         stored_bytes, stored_blocks: on all nodes, so every copy counts.
         replicate_across: copies and domains by scope.
-        bytes_by_node: what each node holds of it, by its number.
+        bytes_by_node: the bytes of the log on each node, by the node's number.
     """
 
     name: str
@@ -145,7 +145,8 @@ def _view_log(log: LogInfo, states: Mapping[NodeId, LogState]) -> LogView:
         log.replication.racks,
         log.created_us,
         max((state.epoch for state in states.values()), default=0),
-        # Two may think that they rule, for a moment; the higher epoch does.
+        # For a moment, two nodes may take themselves for the sequencer. The node with the higher
+        # epoch is right.
         max(sequencers, key=lambda node: sequencers[node], default=None),
         format_lsn(released) if released else None,
         sum(state.bytes for state in states.values()),

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from cordwood.cli.ending import tell_error
+from cordwood.cli.readable_logs import readable_logs
 from cordwood.cli.tables import show_table
 from cordwood.cli.target import ClusterOption, JsonOption, open_store
 from cordwood.cli.wording import bytes_words
@@ -21,13 +22,13 @@ if TYPE_CHECKING:
 Row = dict[str, object]
 
 SHOWN = ("member", "next", "tail", "lag")
-"""Of a consumer's line, what may be missing."""
+"""The fields of a consumer's line that may be missing."""
 
 
 def readers(as_json: JsonOption = False, cluster: ClusterOption = None) -> None:
     """Show the nodes' live read streams: the reader, its log, and what the stream waits for."""
     with open_store(cluster) as store:
-        names: dict[int, str] = {log.log_id: log.name for log in store.logs()}
+        names: dict[int, str] = {log.log_id: log.name for log in readable_logs(store)}
         answers = store.streams()
     rows: list[Row] = []
     for node, answer in answers.items():
@@ -89,8 +90,11 @@ def groups(
 ) -> None:
     """Show consumers: their positions in each log, the members that read it, and the lag."""
     with open_store(cluster) as store:
-        found = store.consumers(consumer)
+        unread: list[str] = []
+        found = store.consumers(consumer, unread=unread)
         rows = [row for group in found for row in _group_rows(store, group)]
+    for why in unread:
+        tell_error(why)
     for row in rows:
         if row["error"]:
             tell_error(f"{row['log']}: {row['error']}")

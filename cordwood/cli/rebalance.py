@@ -80,7 +80,7 @@ def rebalance(
 
 
 def _follow(store: BlockingStore, *, quiet: bool) -> Rebuilding:
-    """Tell how far it is, each second, until it is over."""
+    """Show the progress of the rebalance each second, until it is over."""
     told = ""
     while True:
         found = store.rebuilding()
@@ -94,7 +94,7 @@ def _follow(store: BlockingStore, *, quiet: bool) -> Rebuilding:
 
 
 def progress_words(found: Rebuilding, known: Rebalancing) -> str:
-    """How far the donors are, and how long it will take."""
+    """The progress of the donors, and the estimated time that is left, in words."""
     states = {}
     silent = []
     for node in known.left:

@@ -1,4 +1,4 @@
-"""`cordwood rebuild`: which nodes are lost, and how far the others have come with their data.
+"""`cordwood rebuild`: the lost nodes, and the other nodes' progress in making their data anew.
 
 Source: docs/protocol/rebuilding.md.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -14,11 +15,13 @@ import typer
 from cordwood.cli.tables import show_table
 from cordwood.cli.target import ClusterOption, JsonOption, open_store
 from cordwood.cli.wording import bytes_words, duration_words
-from cordwood.errors import CordwoodError, Unreachable
+from cordwood.errors import CordwoodError, Corrupt, Rejected, UnknownLedger, Unreachable
 from cordwood.nodes import NodeId
 
 if TYPE_CHECKING:
     from cordwood.client.admin.nodes import Rebuilding
+    from cordwood.client.blocking.blocking_ledgers import BlockingLedgers
+    from cordwood.client.blocking.blocking_store import BlockingStore
     from cordwood.layout.message_rebuilding import HealState
     from cordwood.rebuilding import LostNode
 
@@ -38,27 +41,61 @@ def rebuild(
     watch: Annotated[
         bool, typer.Option("--watch", "-w", help="Go on until nothing is left to do.")
     ] = False,
+    ledgers: Annotated[
+        bool,
+        typer.Option("--ledgers", help="Count the ledgers that name each node."),
+    ] = False,
     as_json: JsonOption = False,
     cluster: ClusterOption = None,
 ) -> None:
     """Show which nodes are lost or drained, and how far their data is made anew on other nodes.
 
-    A node in service is shown too if its WAL lost records, while it gets these back.
+    A node in service is shown too if its WAL lost records, while it gets these back. *Empty* tells
+    of logs alone: --ledgers counts the ledgers that still name a node.
     """
     if context.invoked_subcommand is not None:
         return
     with open_store(cluster) as store:
         while True:
             found = store.rebuilding()
-            rows = [row_of(each, found) for each in found.lost]
+            nodes = [each.node for each in found.lost]
+            named = count_ledgers(store.ledgers, nodes) if ledgers and nodes else {}
+            rows = [row_of(each, found, named.get(each.node)) for each in found.lost]
             _show(rows, found, as_json=as_json)
             if not watch or not (found.heals or any(row["donors_left"] for row in rows)):
                 return
             time.sleep(WATCH_S)
 
 
-def row_of(lost: LostNode, found: Rebuilding) -> dict[str, object]:
-    """One node that is lost, and the sum of its donors."""
+def count_ledgers(ledgers: BlockingLedgers, nodes: Sequence[int]) -> dict[int, int]:
+    """By node, the ledgers that name it. A ledger with unreadable metadata may name any."""
+    from cordwood.protocol.ledger_autorecovery import named
+
+    naming: dict[int, set[int]] = {node: set() for node in nodes}
+    for ledger in ledgers.list():
+        try:
+            names = named(ledgers.metadata(ledger))
+        except UnknownLedger:
+            continue  # race: it was deleted after it was listed
+        except Corrupt:
+            names = frozenset(nodes)
+        for node in names & naming.keys():
+            naming[node].add(ledger)
+    # A repair may pass over an entry that only a lost node may have: the mark alone names that node
+    # then. Order matters: the repair writes the mark first, and takes the node out of the metadata
+    # after that. So marks are read last.
+    for each in ledgers.under_replicated():
+        for node in naming.keys() & {*each.nodes}:
+            naming[node].add(each.ledger)
+    return {node: len(some) for node, some in naming.items()}
+
+
+def row_of(lost: LostNode, found: Rebuilding, ledgers: int | None = None) -> dict[str, object]:
+    """One node that is lost, and the sum of its donors.
+
+    Args:
+        ledgers: the ledgers that name it; None if they were not counted.
+    """
     unknown = Unreachable("it is no member")
     donors = {node: found.donors.get(NodeId(node), unknown) for node in lost.donors}
     states = {n: each for n, each in donors.items() if not isinstance(each, CordwoodError)}
@@ -71,6 +108,8 @@ def row_of(lost: LostNode, found: Rebuilding) -> dict[str, object]:
         "node": lost.node,
         "kind": "drain" if lost.relocates else "restore",
         "state": state_words(lost),
+        "is_empty": lost.is_empty,
+        "ledgers": ledgers,
         "recoverable": lost.is_recoverable,
         "donors": list(lost.donors),
         "donors_left": sorted(set(lost.donors) - set(lost.done)),
@@ -84,9 +123,9 @@ def row_of(lost: LostNode, found: Rebuilding) -> dict[str, object]:
 
 
 def state_words(lost: LostNode) -> str:
-    """What becomes of a node."""
+    """The state of a node, in words."""
     if lost.is_empty:
-        return "empty: its data lies on other nodes"
+        return "empty: its logs lie on other nodes"
     if lost.is_done:
         return "done, but for data that may come back with other lost nodes"
     return "drained" if lost.relocates else "rebuilt"
@@ -109,16 +148,32 @@ def _show(rows: list[dict[str, object]], found: Rebuilding, *, as_json: bool) ->
         typer.echo("No node is lost or drained, and none lost records.")
         return
     show_table(
-        ["node>", "is", "donors done>", "bytes done>", "to do>", "rate>", "left>", "waits for"],
+        [
+            "node>",
+            "is",
+            "ledgers>",
+            "donors done>",
+            "bytes done>",
+            "to do>",
+            "rate>",
+            "left>",
+            "waits for",
+        ],
         [*map(_cells, rows), *(_heal_cells(*each) for each in found.heals.items())],
     )
+    for row in rows:
+        if row["is_empty"] and row["ledgers"] != 0:
+            typer.echo(
+                f"Ledgers may still need node {row['node']} and its directory: see "
+                f"`cordwood ledgers list --node {row['node']}`."
+            )
 
 
 def _heal_cells(node: NodeId, heal: HealState) -> tuple[object, ...]:
     """The row of a node that is in service and gets back the records that its WAL lost."""
     to_do = f"{heal.logs_left} of {heal.logs} logs" if heal.logs else "…"
     return (
-        node, "healed: its WAL lost records", "-", bytes_words(heal.bytes), to_do, "-", "-",
+        node, "healed: its WAL lost records", "-", "-", bytes_words(heal.bytes), to_do, "-", "-",
         heal.waits or "-",
     )  # fmt: skip
 
@@ -131,7 +186,8 @@ def _cells(row: dict[str, object]) -> tuple[object, ...]:
     assert isinstance(waits, list), "sentences"
     to_do = "…" if row["is_looking"] else bytes_words(_number(row["bytes_left"]))
     return (
-        row["node"], row["state"], f"{len(donors) - len(left)} of {len(donors)}",
+        row["node"], row["state"], "not counted" if row["ledgers"] is None else row["ledgers"],
+        f"{len(donors) - len(left)} of {len(donors)}",
         bytes_words(_number(row["bytes_done"])), to_do,
         f"{bytes_words(_number(rate))}/s" if rate else "-",
         duration_words(_number(left_s)) if left_s is not None else "-",
@@ -182,19 +238,53 @@ def gone(
 def drain(node: NodeArgument, force: ForceOption = False, cluster: ClusterOption = None) -> None:
     """Have a node give all its copies to other nodes, so that it can be taken out of service.
 
-    It serves readers until that is done, and takes no new records. See `cordwood rebuild`.
+    It serves readers until that is done, and takes no new records. See `cordwood rebuild`. The
+    order is refused if the other nodes cannot take all copies, unless it is forced. Stop the node
+    only when `cordwood ledgers list --node NODE` says that no ledger names it.
     """
     _say(cluster, node, "drain", forced=force)
-    typer.echo(f"Node {node} gives its copies away: see `cordwood rebuild`.")
+    typer.echo(
+        f"Node {node} gives its copies away: see `cordwood rebuild`, and for ledgers "
+        f"`cordwood ledgers list --node {node}`."
+    )
 
 
-def undrain(node: NodeArgument, cluster: ClusterOption = None) -> None:
+def undrain(
+    node: NodeArgument,
+    force: Annotated[
+        bool, typer.Option("--force", help="Also if ledgers name the empty node.")
+    ] = False,
+    cluster: ClusterOption = None,
+) -> None:
     """Let a node that was drained, or is being drained, take records again.
 
-    If the node is empty by then, it stops: remove its directory, and start it again.
+    If the node is empty by then, it stops: move its directory away, and start it again. While
+    ledgers name the empty node, the order is refused, unless it is forced: their only copies may be
+    there. Then give `cordwood nodes keep-ledgers DIR` in place of moving the directory.
     """
-    _say(cluster, node, "undrain")
+    with open_store(cluster) as store:
+        is_empty = force or _is_empty(store, node)
+        # A node that becomes empty meanwhile stays drained: nobody looked for its ledgers.
+        store.say_rebuild(node, "undrain", unless_empty=not is_empty)
     typer.echo(f"Node {node} is not drained any more.")
+
+
+def _is_empty(store: BlockingStore, node: int) -> bool:
+    """Whether a drained node is empty, and no ledger names it.
+
+    Raises:
+        Rejected: the node is empty, so it would stop, and ledgers name it.
+    """
+    lost = store.rebuilding(donors=False).lost
+    if not any(each.node == node and each.is_empty for each in lost):
+        return False
+    count = count_ledgers(store.ledgers, [node])[node]
+    if count:
+        raise Rejected(
+            f"node {node} is empty, and would stop, but {count:,} ledgers name it and may have "
+            f"their only copies there (`cordwood ledgers list --node {node}`): wait until none does"
+        )
+    return True
 
 
 def _say(cluster: str | None, node: int, order: str, *, forced: bool = False) -> None:

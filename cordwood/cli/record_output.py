@@ -1,4 +1,4 @@
-"""Records and gaps, for people and for programs: what `cordwood tail` writes.
+"""Writes records and gaps for people and for programs, as `cordwood tail` does.
 
 A payload is bytes. Text output writes bytes unchanged. In JSON, bytes that are not UTF-8 go as
 base64 under another name, so that no byte is changed. Only verbs that print records load this.
@@ -81,7 +81,8 @@ class Printer:
     """Writes portions of records to `output`, and tells gaps.
 
     Attributes:
-        lost: number of data-loss gaps. is_denied: whether the client may not read the records.
+        lost: number of data-loss gaps.
+        is_denied: whether the client may not read the records.
     """
 
     def __init__(self, output: BinaryIO, form: Form = Form.RAW, *, gaps: bool = True) -> None:
@@ -124,7 +125,7 @@ class Printer:
         self._output.flush()
 
     def _tell_gap(self, gap: Gap) -> None:
-        """A gap comes alone in its portion, so it stands between the right records."""
+        """Report a gap. It is alone in its portion, so it stands between the right records."""
         self.lost += gap.kind is GapKind.DATA_LOSS
         self.is_denied |= gap.kind is GapKind.ACCESS
         if not self._gaps and gap.kind is not GapKind.DATA_LOSS:

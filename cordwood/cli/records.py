@@ -133,7 +133,8 @@ def _append_lines(
     *,
     is_last: bool,
 ) -> None:
-    """Append standard input, a record a line; say how far it came if that fails.
+    """Append standard input, one record for each line. If this fails, report the number of stored
+    lines.
 
     Args:
         is_last: nothing more is appended after it.
@@ -159,11 +160,12 @@ def _append_lines(
     except CordwoodError as error:
         tell_error(appends.how_far(error))
         raise
-    except BrokenPipeError:
-        # The printed records are stored; report so, or the user could not continue after them.
-        tell_error(appends.how_far(Closed("the reader of the LSNs is gone")))
+    except OSError as error:
+        # Standard input cannot be read, or the LSNs not printed: their reader is gone, or the disk
+        # is full. No lines are in flight.
+        tell_error(appends.how_far(Closed(str(error))))
         raise
-    except (KeyboardInterrupt, SystemExit):
+    except BaseException:
         tell_error(appends.how_far(OutcomeUnknown("stopped")))
         raise
     finally:
@@ -171,7 +173,7 @@ def _append_lines(
 
 
 def _runs(values: Sequence[str]) -> Iterator[Sequence[str] | str]:
-    """What to append, in order: arguments that stand together, and STDIN for standard input."""
+    """The parts to append, in order: runs of arguments, and STDIN for standard input."""
     given: list[str] = []
     for value in values:
         if value != STDIN:
@@ -227,14 +229,15 @@ def tail(
 
     with open_store(cluster) as store:
         # Look the log up first, because following a missing log might create it.
-        store.log(log)
+        # Race: from here on by number, since a position is none in a log that gets the name.
+        log_id = store.log(log).log_id
         if start == "tail" and not follow:
             typer.echo("Nothing comes after the tail yet; --follow waits for it.", err=True)
         if (time_us := time_of(start)) is not None:
-            start = str(store.find_time(log, time_us).lsn)
+            start = str(store.find_time(log_id, time_us).lsn)
         elif start not in ("oldest", "tail"):
             start = _lsn_of(start)
-        with store.read(log, start, _last(store, log, follow, until)) as reader:
+        with store.read(log_id, start, _last(store, log_id, follow, until)) as reader:
             printer = Printer(sys.stdout.buffer, Form.JSON if as_json else form, gaps=gaps)
             try:
                 printer.print_all(portions(reader), count)
@@ -252,7 +255,7 @@ def tail(
         raise typer.Exit(FAILED)
 
 
-def _last(store: BlockingStore, log: str, follow: bool, until: str | None) -> Position | None:
+def _last(store: BlockingStore, log: int, follow: bool, until: str | None) -> Position | None:
     """The end of the read: without --follow never past the records readable now."""
     if until is None:
         return None if follow else "tail"
@@ -261,7 +264,7 @@ def _last(store: BlockingStore, log: str, follow: bool, until: str | None) -> Po
 
 
 def _lsn_of(start: str) -> str:
-    """What --from names, if it is an LSN.
+    """The LSN of --from, if it is one.
 
     Raises:
         BadSetting: it is nothing that --from takes.
@@ -277,7 +280,7 @@ def _lsn_of(start: str) -> str:
 
 
 def _tell_senders(reader: BlockingReader) -> None:
-    """Report which node sent what, on standard error."""
+    """Report on standard error how much each node sent."""
     typer.echo(f"\n{'node':>5} {'blocks':>9} {'window':>9}  state", err=True)
     for each in reader.senders():
         window = "-" if each.window_s is None else f"{each.window_s * 1000:.0f} ms"

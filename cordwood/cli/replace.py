@@ -22,9 +22,10 @@ from cordwood.durable import PARTIAL, write_whole
 from cordwood.errors import BadSetting, Rejected
 
 MARKER = "replaces"
-"""In the new directory: the number of the node that it is for; `placed` once the command has run,
-and `done` once the node runs there."""
+"""In the new directory: the number of the node that it is for; `placing` once the command begins,
+`placed` once it has run, and `done` once the node runs there."""
 
+PLACING = "placing"
 PLACED = "placed"
 DONE = "done"
 
@@ -83,10 +84,14 @@ def replace(
     claim(new, node, is_linked=None if command else is_linked())
 
     def is_placed() -> bool:
-        return says_placed(new) if command else is_linked()
+        return says(new, PLACED) if command else is_linked()
+
+    def is_begun() -> bool:
+        return bool(command) and says(new, PLACING)
 
     async def place() -> None:
         if command:
+            write_marker(new, node, PLACING)
             await run_command(command.replace("{node}", str(node)).replace("{directory}", new))
             write_marker(new, node, PLACED)
         else:
@@ -94,7 +99,10 @@ def replace(
 
     async def main() -> None:
         async with aio.connect(target.url) as store:
-            await replace_node(store, node, place, is_placed, timeout_s=timeout_s, say=typer.echo)
+            await replace_node(
+                store, node, place, is_placed, timeout_s=timeout_s, say=typer.echo,
+                is_begun=is_begun,
+            )  # fmt: skip
         write_marker(new, node, DONE)
 
     asyncio.run(main())
@@ -138,10 +146,10 @@ def write_marker(new: str, node: int, state: str = "") -> None:
     write_whole(os.path.join(new, MARKER), f"{node} {state}\n".encode("ascii"))
 
 
-def says_placed(new: str) -> bool:
-    """Whether the command ran to its end."""
+def says(new: str, state: str) -> bool:
+    """Whether the marker has this state, see MARKER."""
     with open(os.path.join(new, MARKER), encoding="ascii") as file:
-        return file.read().split()[1:] == [PLACED]
+        return file.read().split()[1:] == [state]
 
 
 async def swap_directory(old: str, new: str) -> None:

@@ -24,7 +24,10 @@ LOCKS = "/proc/locks"
 def restart(
     nodes: Annotated[
         list[int] | None,
-        typer.Argument(metavar="[NODE]...", help="Numbers of the nodes; the default is all nodes."),
+        typer.Argument(
+            metavar="[NODE]...",
+            help="Numbers of the nodes; the default is all nodes, but those that were taken out.",
+        ),
     ] = None,
     rolling: Annotated[
         bool, typer.Option("--rolling", help="One after the other, each when it is safe.")
@@ -49,7 +52,7 @@ def restart(
 ) -> None:
     """Restart nodes one after the other; each restart waits until it is safe."""
     from cordwood import aio
-    from cordwood.client.admin.rolling_restart import rolling_restart
+    from cordwood.client.admin.rolling_restart import nodes_in_service, rolling_restart
 
     if not rolling:
         raise BadSetting("only `--rolling` is there: all nodes at once would stop the cluster")
@@ -66,11 +69,11 @@ def restart(
     async def main() -> None:
         async with aio.connect(target.url) as store:
             await rolling_restart(
-                store, nodes or sorted(store.members), again, user=getpass.getuser(),
-                timeout_s=timeout_s, say=typer.echo,
+                store, nodes or await nodes_in_service(store, typer.echo), again,
+                user=getpass.getuser(), timeout_s=timeout_s, say=typer.echo,
             )  # fmt: skip
 
-    with terminated():  # it takes its request back, if it can
+    with terminated():  # the command takes its request back, if it can
         asyncio.run(main())
 
 
@@ -78,7 +81,7 @@ async def run_command(command: str) -> None:
     """Run it.
 
     Raises:
-        Rejected: it failed.
+        OutcomeUnknown: it failed, so the node may be away.
     """
     process = await asyncio.create_subprocess_exec(*shlex.split(command))
     if code := await process.wait():

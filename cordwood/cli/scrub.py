@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from cordwood.cli.readable_logs import readable_logs
 from cordwood.cli.tables import show_table
 from cordwood.cli.target import ClusterOption, JsonOption, open_store
 from cordwood.cli.wording import bytes_words, utc_words
@@ -31,7 +32,7 @@ def scrub(
     """
     with open_store(cluster) as store:
         answers = store.status()
-        names: dict[int, str] = {log.log_id: log.name for log in store.logs()}
+        names: dict[int, str] = {log.log_id: log.name for log in readable_logs(store)}
     states = {
         int(number): answer.scrub
         for number, answer in sorted(answers.items())

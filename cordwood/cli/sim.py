@@ -6,6 +6,7 @@ Source: docs/design.md §10; docs/simulator.md.
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -178,13 +179,20 @@ def bugs(
     as_markdown: Annotated[
         bool, typer.Option("--markdown", help="Print the table of docs/simulator.md.")
     ] = False,
+    known: Annotated[
+        Path | None,
+        typer.Option(
+            "--known", metavar="FILE", help="A file with that table: its seeds are tried first."
+        ),
+    ] = None,
     jobs: JobsOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Plant known bugs, and demand that the checkers catch each."""
     from cordwood.sim import command
 
-    raise typer.Exit(command.bugs(bug, seeds, jobs or os.cpu_count() or 1, as_json, as_markdown))
+    cores = jobs or os.cpu_count() or 1
+    raise typer.Exit(command.bugs(bug, seeds, cores, as_json, as_markdown, known))
 
 
 def _task(

@@ -11,7 +11,7 @@ import typer
 
 from cordwood.cli.tables import show_table
 from cordwood.cli.target import ClusterOption, JsonOption, find_target
-from cordwood.cli.tier import StoreOption
+from cordwood.cli.tier_options import StoreOption
 from cordwood.cli.wording import bytes_words
 
 if TYPE_CHECKING:
@@ -58,6 +58,15 @@ BytesOption = Annotated[
     str, typer.Option("--max-bytes", help="About the most bytes of a micro-batch; '' is no limit.")
 ]
 
+LossesOption = Annotated[
+    bool,
+    typer.Option(
+        "--pass-over-losses",
+        help="Go on where records are gone: trimmed, lost, or of a deleted log. The result lacks "
+        "them.",
+    ),
+]
+
 
 def source_options(
     cluster: str | None,
@@ -68,6 +77,7 @@ def source_options(
     max_records: int = 0,
     max_bytes: str = "",
     read_tokens: str = "",
+    pass_over_losses: bool = False,
 ) -> dict[str, str]:
     """Options of the source, from a verb's options; the source itself checks them."""
     from cordwood.errors import BadSetting
@@ -86,11 +96,14 @@ def source_options(
         options["maxRecordsPerTrigger"] = str(max_records)
     if max_bytes:
         options["maxBytesPerTrigger"] = max_bytes
+    if pass_over_losses:
+        options["failOnDataLoss"] = "false"
     return options | _tokens(READ_TOKENS, "--read-tokens", read_tokens)
 
 
 def _tokens(option: str, name: str, place: str) -> dict[str, str]:
-    """An option of tokens: from where it is said, else from the variable of all verbs."""
+    """An option with tokens: from the given place, or otherwise from the variable that all verbs
+    use."""
     from cordwood.spark.secrets import ENVIRONMENT, tokens_at
 
     variable = "CORDWOOD_" + name.removeprefix("--").upper().replace("-", "_")
@@ -153,6 +166,7 @@ def land(
     compact: Annotated[
         bool, typer.Option("--compact", help="Join small files at the end (Parquet, Delta).")
     ] = False,
+    pass_over_losses: LossesOption = False,
     read_tokens: ReadTokensOption = "",
     master: MasterOption = "local[*]",
     dry_run: DryRunOption = False,
@@ -172,7 +186,7 @@ def land(
         raise BadSetting("where to? give --table DIR")
     source = source_options(
         cluster, logs, pattern, start=start, max_records=max_records, max_bytes=max_bytes,
-        read_tokens=read_tokens,
+        read_tokens=read_tokens, pass_over_losses=pass_over_losses,
     )  # fmt: skip
     if headers:
         source["includeHeaders"] = "true"
@@ -337,6 +351,7 @@ def replay(
         ),
     ] = "32m",
     ordered: OrderedOption = False,
+    pass_over_losses: LossesOption = False,
     write_tokens: TokensOption = "",
     read_tokens: ReadTokensOption = "",
     master: MasterOption = "local[*]",
@@ -352,8 +367,9 @@ def replay(
     if not checkpoint:
         raise BadSetting("give --checkpoint DIR, so that a run that dies can be taken up again")
     source = source_options(
-        cluster, logs, pattern, start=start, max_bytes=max_bytes, read_tokens=read_tokens
-    )
+        cluster, logs, pattern, start=start, max_bytes=max_bytes, read_tokens=read_tokens,
+        pass_over_losses=pass_over_losses,
+    )  # fmt: skip
     if end:
         source["endingOffsets"] = end
     sink = _sink(to_cluster or cluster, to, write_tokens)
@@ -393,7 +409,7 @@ def backfill(
     if not progress:
         raise BadSetting("give --progress DIR, so that a run that dies can be taken up again")
     if dry_run:
-        planned = job.planned_backfill(table, progress, to, format_)
+        planned = job.planned_backfill(table, progress, to, format_, ordered=ordered)
         if as_json:
             typer.echo(json.dumps(dataclasses.asdict(planned)))
             return

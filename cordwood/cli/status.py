@@ -11,12 +11,14 @@ import typer
 
 from cordwood.cli.logs import show_logs
 from cordwood.cli.overview import AS_EVER, NodeView, view_logs, view_nodes
+from cordwood.cli.readable_logs import readable_logs
 from cordwood.cli.tables import show_table
 from cordwood.cli.target import ClusterOption, JsonOption, open_store
 from cordwood.cli.wording import bytes_words, duration_words
 
 LOGS_SHOWN = 20
-"""More than a screen of logs would push the nodes off it; `logs list` has them all."""
+"""The most logs that are shown. More logs would push the nodes off the screen; `logs list` shows
+all."""
 
 
 def status(
@@ -28,7 +30,7 @@ def status(
     with open_store(cluster) as store:
         answers = store.status()
         nodes = view_nodes(answers, store.members)
-        logs = view_logs(store.logs(), answers)
+        logs = view_logs(readable_logs(store), answers)
     if as_json:
         document = {
             "nodes": [dataclasses.asdict(node) for node in nodes],

@@ -1,4 +1,5 @@
-"""Which store a verb talks to: `--cluster`, $CORDWOOD_CLUSTER, or the cluster that runs here.
+"""Finds the store of a verb: `--cluster`, $CORDWOOD_CLUSTER, or the cluster that runs in this
+directory.
 
 Source: docs/design.md §11 ("address file inside, so that the other verbs find it").
 """
@@ -37,7 +38,7 @@ JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON for program
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Where a store is.
+    """The place of a store.
 
     Attributes:
         url: what to connect to, `cordwood://…` or the directory of an embedded store.
@@ -49,7 +50,7 @@ class Target:
 
 
 def find_target(cluster: str | None) -> Target:
-    """What `--cluster` means; None is the cluster that runs in this directory.
+    """The store that `--cluster` names; None means the cluster that runs in this directory.
 
     Raises:
         Unreachable: no cluster runs on the directory; the text says how to start one.
@@ -118,12 +119,12 @@ def _tokens(what: str) -> tuple[str, ...]:
 
 
 def dir_option(directory: str) -> str:
-    """What to add to `cordwood up` for a directory, "" for the usual one."""
+    """The option for `cordwood up` with this directory, "" for the usual directory."""
     return "" if _is_usual(directory) else f" --dir {directory}"
 
 
 def cluster_option(directory: str) -> str:
-    """What to add to the other verbs for a directory, "" for the usual one."""
+    """The option for all other verbs with this directory, "" for the usual directory."""
     return "" if _is_usual(directory) else f" --cluster {directory}"
 
 

@@ -1,22 +1,31 @@
-"""`cordwood tier upload | status | verify | repair | export | compact | collect | iceberg`.
+"""`cordwood tier mark | upload | status | verify | repair | export | compact | collect | iceberg`.
 
-All but `upload` need the object store alone: no node, no metadata store. Logs are named by their
-numbers there, since names are kept by the cluster.
+All but `upload` and `mark` need the object store alone: no node, no metadata store. Logs are named
+by their numbers there, since names are kept by the cluster.
 """
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import TYPE_CHECKING, Annotated, TypeVar
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from cordwood.cli.tables import show_table
 from cordwood.cli.target import ClusterOption, JsonOption, find_target
+from cordwood.cli.tier_heads import Heads
 from cordwood.cli.tier_ledgers import ledger_attempts, ledger_rows, show_ledgers
+from cordwood.cli.tier_mark import mark, mark_for_upload
+from cordwood.cli.tier_options import (
+    LedgersOption,
+    LogArgument,
+    LogsArgument,
+    OptionsOption,
+    StoreOption,
+    run_on_store,
+    store_options,
+)
 from cordwood.cli.wording import bytes_words
 from cordwood.errors import BadSetting
 from cordwood.lsn import OLDEST, format_lsn, parse_lsn
@@ -24,50 +33,13 @@ from cordwood.lsn import OLDEST, format_lsn, parse_lsn
 if TYPE_CHECKING:
     from cordwood.host.seams import Host
     from cordwood.tier.patient_store import PatientStore
-    from cordwood.tiered import Head
-
-Result = TypeVar("Result")
 
 MIB = 1 << 20
 
-SECRET_WORDS = ("key", "secret", "token", "password", "credential", "sas")
-
 app = typer.Typer(help="Keep history in an object store, and look after it.", no_args_is_help=True)
 
-StoreOption = Annotated[
-    str,
-    typer.Option(
-        "--store",
-        "-s",
-        envvar="CORDWOOD_TIER_STORE",
-        metavar="ADDRESS",
-        help="A directory, s3://bucket/prefix, gs://… or az://….",
-    ),
-]
 
-OptionsOption = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--option",
-        metavar="NAME=VALUE",
-        help="An option of the store: endpoint=https://…, region=…. "
-        "Credentials come from the environment.",
-    ),
-]
-
-LogArgument = Annotated[int, typer.Argument(metavar="LOG", min=1, help="The log's number.")]
-
-LogsArgument = Annotated[
-    list[int] | None,
-    typer.Argument(
-        metavar="[LOG]...", help="Numbers of logs; the default is all logs.", show_default=False
-    ),
-]
-
-LedgersOption = Annotated[
-    list[int] | None,
-    typer.Option("--ledger", metavar="ID", min=0, help="A ledger; may be repeated."),
-]
+app.command()(mark)
 
 
 @app.command()
@@ -90,19 +62,20 @@ def upload(
     async def act(host: Host, objects: PatientStore) -> None:
         from cordwood import aio
         from cordwood.tier.log_manifest import LogManifest
-        from cordwood.tier.owner import keep_owner
         from cordwood.tier.uploader import LogUploader
         from cordwood.uploading.log_source import LogSource
 
         async with aio.connect(url) as client:
             info = await client.log(log)
-            await keep_owner(objects, client.cluster_id, {})  # its logs are not known here
+            is_main = await mark_for_upload(client, objects, store)
             manifest = LogManifest(objects, info.log_id, host, "cordwood tier upload")
             uploader = LogUploader(
                 objects, manifest, host, info.log_id, info.name,
                 created_us=info.created_us, object_bytes=object_mib * MIB,
             )  # fmt: skip
-            async with LogSource(client, info.log_id, await uploader.next_lsn()) as source:
+            next_lsn = await uploader.next_lsn()
+            read_end = uploader.next_lsn if is_main else None
+            async with LogSource(client, info.log_id, next_lsn, read_end=read_end) as source:
                 done = await uploader.run(source.items(), source.first)
         if as_json:
             shown = {
@@ -126,7 +99,7 @@ def upload(
             )
             raise typer.Exit(1)
 
-    _run(store, option, act)
+    run_on_store(store, option, act)
 
 
 @app.command()
@@ -142,11 +115,12 @@ def status(
     A ledger may have objects of several attempts: its metadata names the attempt that counts.
     """
 
-    async def act(host: Host, objects: PatientStore) -> list[dict[str, object]]:
+    async def act(host: Host, objects: PatientStore) -> tuple[list[dict[str, object]], Heads]:
         from cordwood.protocol.manifest import in_order, totals
 
         rows: list[dict[str, object]] = []
-        async for number, head in _heads(host, objects, logs, ledger):
+        heads = Heads(host, objects, logs, ledger)
+        async for number, head in heads.each():
             summed = totals(in_order(head))
             rows.append({
                 "log": number, "start": format_lsn(head.start), "end": format_lsn(head.end),
@@ -155,12 +129,17 @@ def status(
             })  # fmt: skip
         async for found in ledger_attempts(objects, logs, ledger):
             rows += await ledger_rows(objects, found)
-        return rows
+        return rows, heads
 
-    given = _run(store, option, act)
+    given, heads = run_on_store(store, option, act)
     if as_json:
         typer.echo(json.dumps(given))
-        return
+    else:
+        _show_status(given)
+    heads.tell()
+
+
+def _show_status(given: list[dict[str, object]]) -> None:
     ledgers = [row for row in given if "ledger" in row]
     rows = [row for row in given if "log" in row]
     if ledgers:
@@ -200,7 +179,8 @@ def iceberg(
         bool,
         typer.Option(
             "--forget",
-            help="Drop the notes of a table that is gone: its objects may then be deleted.",
+            help="Drop the note of a table that is gone: its objects may then be deleted. "
+            "TABLE may be its UUID.",
         ),
     ] = False,
     option: OptionsOption = None,
@@ -221,10 +201,10 @@ def iceberg(
     from cordwood.tier.table_notes import forget_table, note_present, note_table
 
     if forget:
-        dropped = _run(store, option, lambda host, objects: forget_table(objects, table))
+        dropped = run_on_store(store, option, lambda host, objects: forget_table(objects, table))
         typer.echo(f"{table}: {'forgotten' if dropped else 'no record of it'}")
         return
-    with contextlib.closing(open_catalog(catalog, _options(catalog_property or []))) as opened:
+    with contextlib.closing(open_catalog(catalog, store_options(catalog_property or []))) as opened:
         uuid = table_uuid(opened, table)
 
         async def before(host: Host, objects: PatientStore) -> tuple[set[str], set[str]]:
@@ -236,17 +216,19 @@ def iceberg(
             await note_table(objects, host, uuid, table, whole)
             return whole, left_out
 
-        whole, left_out = _run(store, option, before)
+        whole, left_out = run_on_store(store, option, before)
         done = sync_table(opened, table, store, whole)
 
         def present() -> set[str]:
             return named_objects(opened, table, store)
 
-        _run(store, option, lambda host, objects: note_present(objects, host, uuid, table, present))
+        run_on_store(
+            store, option, lambda host, objects: note_present(objects, host, uuid, table, present)
+        )
     if as_json:
         shown = {
-            "table": table, "added": done.added, "removed": done.removed, "kept": done.kept,
-            "left_out": sorted(left_out),
+            "table": table, "uuid": uuid, "added": done.added, "removed": done.removed,
+            "kept": done.kept, "left_out": sorted(left_out),
         }  # fmt: skip
         typer.echo(json.dumps(shown))
         return
@@ -269,19 +251,30 @@ def verify(
     """
 
     async def act(host: Host, objects: PatientStore) -> list[dict[str, object]]:
+        from cordwood.layout.object_names import head_name
         from cordwood.tier.ledger_verify import verify_ledger
         from cordwood.tier.log_manifest import LogManifest
         from cordwood.tier.verify import verify_log
 
         rows: list[dict[str, object]] = []
-        async for number, _ in _heads(host, objects, logs, ledger):
+        heads = Heads(host, objects, logs, ledger)
+        async for number, _ in heads.each():
             manifest = LogManifest(objects, number, host, "cordwood tier verify")
-            done = await verify_log(objects, manifest, host, number)
+            done = await heads.reached(number, verify_log(objects, manifest, host, number))
+            if done is None:
+                continue
             rows.append({
                 "log": number, "objects": done.objects, "records": done.rows, "bytes": done.bytes,
                 "lost": [[format_lsn(a), format_lsn(b)] for a, b in done.lost],
                 "faults": [{"object": name, "why": why} for name, why in done.faults],
             })  # fmt: skip
+        rows += [
+            {
+                "log": number, "objects": 0, "records": 0, "bytes": 0, "lost": [],
+                "faults": [{"object": head_name(number), "why": why}],
+            }
+            for number, why in heads.unread.items()
+        ]  # fmt: skip
         async for found in ledger_attempts(objects, logs, ledger):
             for name in found.manifests:
                 read = await verify_ledger(objects, host, name)
@@ -294,7 +287,7 @@ def verify(
                     })  # fmt: skip
         return rows
 
-    rows = _run(store, option, act)
+    rows = run_on_store(store, option, act)
     is_sound = not any(row["lost"] or row["faults"] for row in rows)
     if as_json:
         typer.echo(json.dumps(rows))
@@ -339,7 +332,8 @@ def repair(
     ] = False,
     option: OptionsOption = None,
 ) -> None:
-    """Write a log's manifest anew from its objects, if it is gone or cannot be read.
+    """Write a log's manifest anew from its objects, if it is gone, cannot be read, or names objects
+    that are gone.
 
     With --end, continue a manifest that ends too early, or take back an accepted loss that goes too
     far.
@@ -366,7 +360,7 @@ def repair(
         for hole_first, hole_last in found.holes:
             typer.echo(f"  lost: {format_lsn(hole_first)} to {format_lsn(hole_last)}")
 
-    _run(store, option, act)
+    run_on_store(store, option, act)
 
 
 @app.command()
@@ -391,7 +385,7 @@ def export(
             typer.echo(f"{done.lost} ranges are lost", err=True)
             raise typer.Exit(1)
 
-    _run(store, option, act)
+    run_on_store(store, option, act)
 
 
 @app.command()
@@ -417,29 +411,35 @@ def compact(
 
     policy = MergePolicy(object_bytes=object_mib * MIB)
 
-    async def act(host: Host, objects: PatientStore) -> list[dict[str, object]]:
+    async def act(host: Host, objects: PatientStore) -> tuple[list[dict[str, object]], Heads]:
         from cordwood.tier.compact import Compacted, compact_log, plan_log
         from cordwood.tier.log_manifest import LogManifest
 
         rows: list[dict[str, object]] = []
-        async for number, _ in _heads(host, objects, logs):
+        heads = Heads(host, objects, logs)
+        async for number, _ in heads.each():
             manifest = LogManifest(objects, number, host, "cordwood tier compact")
             if dry_run:
-                runs = await plan_log(manifest, policy, everything=True)
+                planned = plan_log(manifest, policy, everything=True)
+                if (runs := await heads.reached(number, planned)) is None:
+                    continue
                 done = Compacted(
                     len(runs), sum(map(len, runs)), sum(e.rows for run in runs for e in run),
                     sum(e.bytes for run in runs for e in run),
                 )  # fmt: skip
             else:
-                done = await compact_log(objects, manifest, host, number, policy)
+                work = compact_log(objects, manifest, host, number, policy)
+                if (merged := await heads.reached(number, work)) is None:
+                    continue
+                done = merged
             rows.append({
                 "log": number, "merged": done.merged, "replaced": done.replaced,
                 "records": done.rows, "body_bytes": done.bytes, "left": done.left,
                 "damaged": done.damaged,
             })  # fmt: skip
-        return rows
+        return rows, heads
 
-    rows = _run(store, option, act)
+    rows, heads = run_on_store(store, option, act)
     if as_json:
         typer.echo(json.dumps(rows))
     else:
@@ -455,6 +455,7 @@ def compact(
                     typer.echo(f"log {row['log']}: {row[kind]} runs stay as they are: {why}")
         if not any(row["replaced"] for row in rows):
             typer.echo("There is nothing to merge.")
+    heads.tell()
     if any(row["damaged"] for row in rows):
         raise typer.Exit(1)
 
@@ -475,7 +476,7 @@ def collect(
 ) -> None:
     """Delete objects that no manifest names: trimmed, merged, or never committed."""
 
-    async def act(host: Host, objects: PatientStore) -> None:
+    async def act(host: Host, objects: PatientStore) -> Heads:
         from cordwood.tier.collect import collect_log, collect_shared
         from cordwood.tier.log_manifest import LogManifest
         from cordwood.tier.read_leases import drop_ended_leases
@@ -484,87 +485,30 @@ def collect(
             return LogManifest(objects, number, host, "cordwood tier collect")
 
         now_us = host.clock.now_us()
-        deleted = size = waiting = 0
-        async for number, _ in _heads(host, objects, logs):
-            done = await collect_log(objects, manifest_of(number), number, now_us, grace_s)
+        deleted = size = waiting = kept = 0
+        heads = Heads(host, objects, logs)
+        async for number, _ in heads.each():
+            work = collect_log(objects, manifest_of(number), number, now_us, grace_s)
+            if (done := await heads.reached(number, work)) is None:
+                continue
             deleted, size = deleted + done.deleted, size + done.deleted_bytes
-            waiting += done.waiting
+            waiting, kept = waiting + done.waiting, kept + done.kept
         if not logs:
             done = await collect_shared(objects, manifest_of, now_us, grace_s)
             await drop_ended_leases(objects, now_us)
             deleted, size = deleted + done.deleted, size + done.deleted_bytes
-            waiting += done.waiting
+            waiting, kept = waiting + done.waiting, kept + done.kept
             if done.damaged:
                 typer.echo(
                     f"{done.damaged} objects of several logs are damaged: they stay", err=True
                 )
         typer.echo(f"{deleted} objects deleted, {bytes_words(size)}; {waiting} are in their grace")
-
-    _run(store, option, act)
-
-
-async def _heads(
-    host: Host, objects: PatientStore, logs: list[int] | None, ledgers: list[int] | None = None
-) -> AsyncIterator[tuple[int, Head]]:
-    """The manifests of some logs, or of all that the store holds something of; of none where
-    ledgers alone were named.
-
-    Raises:
-        BadSetting: a log that was named has none.
-    """
-    from cordwood.tier.log_manifest import LogManifest
-    from cordwood.tier.repair import find_logs
-
-    if ledgers and not logs:
-        return
-    for number in logs or await find_logs(objects):
-        head = await LogManifest(objects, number, host, "cordwood tier").load()
-        if head is None:
-            raise BadSetting(
-                f"log {number} has no manifest in this store; if it has objects, "
-                f"`cordwood tier repair {number}` writes one"
+        if kept:
+            typer.echo(
+                f"{kept} stay: manifests name objects that are gone in their place. `cordwood tier "
+                "repair LOG` writes such a manifest anew",
+                err=True,
             )
-        yield number, head
+        return heads
 
-
-def _run(
-    address: str,
-    given: list[str] | None,
-    act: Callable[[Host, PatientStore], Awaitable[Result]],
-) -> Result:
-    """Do something with an object store, on a loop of its own."""
-    from cordwood.host.kept_memory import keep_memory
-    from cordwood.host.real import real_host
-    from cordwood.tier.addresses import open_object_store
-
-    keep_memory()  # as nodes do: row groups come and go by the megabyte
-    options = _options(given or [])
-
-    async def main() -> Result:
-        async with real_host() as host:
-            objects = await open_object_store(host, address, options)
-            async with contextlib.AsyncExitStack() as stack:
-                stack.push_async_callback(objects.close)
-                return await act(host, objects)
-
-    return asyncio.run(main())
-
-
-def _options(given: list[str]) -> dict[str, str]:
-    """Options from `NAME=VALUE`.
-
-    Raises:
-        BadSetting: an option is not valid, or would show a credential to every user of the machine.
-    """
-    options: dict[str, str] = {}
-    for each in given:
-        name, separator, value = each.partition("=")
-        if not separator or not name:
-            raise BadSetting("an option is written NAME=VALUE, as region=eu-central-1")
-        if any(word in name.lower() for word in SECRET_WORDS):
-            raise BadSetting(
-                f"{name} stays off the command line, where everybody sees it: set it in the "
-                "environment, as AWS_SECRET_ACCESS_KEY"
-            )
-        options[name] = value
-    return options
+    run_on_store(store, option, act).tell()

@@ -1,4 +1,4 @@
-"""What `cordwood tier status | verify` tell of ledgers, from the object store alone.
+"""The part of `cordwood tier status | verify` about ledgers, from the object store alone.
 
 Source: docs/objects.md, "The command line".
 """
@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 async def ledger_attempts(
     objects: PatientStore, logs: list[int] | None, ledgers: list[int] | None
 ) -> AsyncIterator[LedgerAttempt]:
-    """What the store holds of some ledgers, or of all; of none where logs alone were named.
+    """The attempts of the named ledgers, or of all ledgers in the store. If only logs were named,
+    it gives none.
 
     Raises:
         BadSetting: the store has nothing of a ledger that was named.

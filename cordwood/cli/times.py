@@ -1,4 +1,4 @@
-"""Times as people type them: an instant in ISO 8601, or how long ago."""
+"""Reads times as people type them: an instant in ISO 8601, or a duration before now."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import time
 
 from cordwood.errors import BadSetting
 
-_AGO = re.compile(r"(\d+(?:\.\d+)?)(s|min|h|d|w)")
+_AGO = re.compile(r"(\d{1,12}(?:\.\d{1,12})?)(s|min|h|d|w)")
 _SECONDS = {"s": 1, "min": 60, "h": 3600, "d": 86_400, "w": 604_800}
 
 
@@ -31,7 +31,7 @@ def time_of(text: str) -> int | None:
     `7d` ago.
 
     Raises:
-        BadSetting: it begins like a date and is none.
+        BadSetting: the text begins like a date, but is no valid date.
     """
     ago = _AGO.fullmatch(text)
     if ago:

@@ -27,14 +27,14 @@ PORT = 4440
 
 RESTART_FIRST_S = 1.0
 RESTART_MAX_S = 30.0
-"""Pauses before a dead node is restarted: long enough that the cluster sees it down, and longer
-each time for a node that dies at once."""
+"""The first and the longest pause before a dead node is restarted. The first is long enough for the
+cluster to notice that the node is down. The pause grows for a node that dies at once again."""
 
 STEADY_S = 30.0
 """A node that ran this long starts again with the first pause."""
 
 QUIET_S = 1.0
-"""A cluster that is ready sooner needs no message before; a large WAL takes longer."""
+"""A start that takes longer than this prints a message. A large WAL takes longer."""
 
 STOPPED_BY = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 """HUP too: a closed terminal must not leave nodes behind."""
@@ -118,13 +118,13 @@ def shape_for(
     metadata: str | None = None,
     tier_store: str | None = None,
 ) -> ClusterShape | None:
-    """The shape that the options ask for; None if they leave everything open.
+    """The shape that the options ask for; None if no option was given.
 
     Unset options come from the existing cluster, or from the defaults, made to fit: `--nodes 1`
     alone gives one rack and one copy.
 
     Raises:
-        BadSetting: it cannot be.
+        BadSetting: no cluster can have this shape.
     """
     asked: dict[str, Any] = {
         name: value
@@ -160,7 +160,8 @@ def shape_for(
 
 
 def _tier_store(given: str | None) -> str | None:
-    """The address of main storage; of a directory, its whole path: clients run elsewhere."""
+    """The address of main storage. A directory gets its full path, because clients run in other
+    directories."""
     if not given:
         return given
     return given if "://" in given else os.path.abspath(given)
@@ -188,10 +189,16 @@ class _Foreground:
         began = loop.time()
         slow = loop.call_later(QUIET_S, _say, f"Starting a cluster in {self._directory} …")
         try:
-            async with local_cluster(self._directory, self._shape, port=self._port) as cluster:
+            # Without a node whose disk is lost, or whose data lies elsewhere, the others serve; and
+            # only a cluster that runs takes the order to make its data anew.
+            async with local_cluster(
+                self._directory, self._shape, port=self._port, without_failed=True
+            ) as cluster:
                 self._cluster = cluster
                 slow.cancel()
                 _say(welcome(cluster, self._directory, loop.time() - began))
+                for error in cluster.failed.values():
+                    _say(f"{error}. The others run without it, and it is tried again")
                 async with asyncio.TaskGroup() as watchers:
                     for node in cluster.nodes.values():
                         watchers.create_task(self._keep_up(cluster, node))
@@ -221,12 +228,12 @@ class _Foreground:
         loop = asyncio.get_running_loop()
         pause = RESTART_FIRST_S
         while True:
-            assert node.process is not None, "it was started"
-            began = loop.time()
-            code = await node.process.wait()
-            if loop.time() - began > STEADY_S:
-                pause = RESTART_FIRST_S
-            _say(f"node {node.node} ended ({ending_words(code)}), starts again in {pause:g} s")
+            if node.process is not None:
+                began = loop.time()
+                code = await node.process.wait()
+                if loop.time() - began > STEADY_S:
+                    pause = RESTART_FIRST_S
+                _say(f"node {node.node} ended ({ending_words(code)}), starts again in {pause:g} s")
             while not node.is_running:
                 await asyncio.sleep(pause)
                 pause = min(RESTART_MAX_S, pause * 2)
@@ -244,10 +251,11 @@ def welcome(cluster: LocalCluster, directory: str, seconds: float) -> str:
     shape = cluster.shape
     where = cluster_option(directory)
     nodes = "\n".join(
-        f"  node {node.node}  {node.address}  {node.location}  pid {_pid(node)}"
+        f"  node {node.node}  {node.address}  {node.location}  "
+        + (f"pid {_pid(node)}" if node.process is not None else "does not run")
         for node in cluster.nodes.values()
     )
-    first = next(iter(cluster.nodes.values()))
+    first = next(node for node in cluster.nodes.values() if node.process is not None)
     return (
         f"Ready in {seconds:.1f} s: {cluster.url}\n"
         f"{nodes}\n"

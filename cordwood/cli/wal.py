@@ -1,4 +1,4 @@
-"""`cordwood wal dump | verify | bench`: a node's WAL, looked at and measured.
+"""`cordwood wal dump | verify | bench`: shows, checks and measures a node's WAL.
 
 These verbs never write, and work on the WAL of a running node or of a crashed node. Measuring
 (`wal_bench`) makes a WAL of its own.

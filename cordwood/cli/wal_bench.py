@@ -1,4 +1,4 @@
-"""`cordwood wal bench`: the WAL on a path, and fio on the same path in the same minute."""
+"""`cordwood wal bench`: measures the WAL on a path, and fio on the same path in the same minute."""
 
 from __future__ import annotations
 

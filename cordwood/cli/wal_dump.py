@@ -1,4 +1,5 @@
-"""What `cordwood wal dump` prints: lines for people, one JSON object a line for programs.
+"""Prints the output of `cordwood wal dump`: lines for people, or one JSON object in each line for
+programs.
 
 Only that verb loads this module, so it imports freely.
 """
@@ -38,7 +39,7 @@ from cordwood.storage.wal.wal_inspect import DATA_KINDS, NothingThere, Seen, See
 from cordwood.storage.wal.wal_recovery import records_of
 
 BLOCKS_SHOWN = 4
-"""Blocks of one record that a line names; JSON has all of them."""
+"""The most blocks of one record that a line names. JSON has all of them."""
 
 
 async def dump_wal(file: ReadOnlyFile, name: str, start: int | None, as_json: bool) -> None:
@@ -260,5 +261,5 @@ def _block_json(block: StoredBlock) -> dict[str, Any]:
 
 
 def unreadable_words(blocks: int) -> str:
-    """How much could not be read, "" for all of it could."""
+    """The number of unreadable blocks in words; "" if all blocks could be read."""
     return f"; {blocks} blocks of 4 KiB could not be read" if blocks else ""

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
+import threading
 
 import pytest
 from swaps import swap
@@ -49,6 +52,17 @@ def test_a_ledger_is_appended_to_read_and_shown(run):
     assert "who = me" in text
 
 
+def test_an_append_that_fails_tells_of_the_ledger_that_it_leaves_open(tmp_path):
+    """No output named it, so no script could recover it."""
+    with cordwood.connect(str(tmp_path / "store")) as store:
+        arguments = ["ledgers", "append", *ONE, "--json", "--cluster", store.serve()]
+        outcome = run_verb(arguments, stdin="one\n" + "x" * (5 << 20))
+        assert outcome.exit_code == 1
+        told = json.loads(outcome.stdout)
+        assert (told["state"], told["stored"]) == ("open", 0)
+        assert [*store.ledgers.list()] == [told["ledger"]]
+
+
 def test_an_open_ledger_is_read_up_to_a_given_entry(tmp_path):
     """No entry of it was known to be confirmed where the last one was given."""
     with cordwood.connect(str(tmp_path / "store")) as store:
@@ -60,6 +74,26 @@ def test_an_open_ledger_is_read_up_to_a_given_entry(tmp_path):
         outcome = run_verb(arguments, env={})
         assert (outcome.exit_code, outcome.stdout) == (0, "one\n"), outcome.output
         ledger.close()
+
+
+def test_a_tail_prints_what_was_confirmed_before_the_last_nodes_went(tmp_path):
+    """It waited for nodes that are down to tell a LAC, and printed nothing."""
+    with cordwood.connect(str(tmp_path / "store")) as store:
+        address, ledgers = store.serve(), store.ledgers
+        made = ledgers.create(ensemble=1, write=1, ack=1)
+        made.append_many([b"one", b"two"])
+        made.abandon()
+        held = ledgers._call(ledgers._inner._calls.get(made.ledger_id))
+        changed = held.metadata.with_ensemble(2, (99,))
+        assert ledgers._call(ledgers._inner._calls.set(held.version, changed))[1]
+        arguments = ["ledgers", "tail", str(made.ledger_id), "--cluster", address]
+        command = [sys.executable, "-m", "cordwood", *arguments]
+        with subprocess.Popen(command, stdout=subprocess.PIPE) as running:
+            late = threading.Timer(20, running.kill)
+            late.start()
+            assert [running.stdout.readline() for _ in range(2)] == [b"one\n", b"two\n"]
+            late.cancel()
+            running.kill()
 
 
 def test_entries_are_printed_once_they_are_forced(run):
@@ -86,6 +120,9 @@ def test_ledgers_are_listed_and_deleted(run):
     listed = json.loads(run("list", "--after", "499", "--json"))
     assert [each["ledger"] for each in listed] == [500]
     assert "1/1/1" in run("list")
+    listed = json.loads(run("list", "--after", "499", "--node", "1", "--json"))
+    assert [each["ledger"] for each in listed] == [500]
+    assert run("list", "--node", "2") == "No ledger names node 2.\n"
     assert json.loads(run("delete", "500", "--yes", "--json")) == {"ledger": 500, "deleted": True}
     assert "There are no ledgers." in run("list", "--after", "499")
     assert "there is no ledger 500" in run("show", "500", exit_code=1)

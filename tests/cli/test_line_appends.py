@@ -135,6 +135,45 @@ def test_a_run_stays_with_its_log_whatever_the_name_leads_to(
         assert values(store) == [b"another"]
 
 
+def test_a_run_that_made_its_log_stays_with_it(
+    store: BlockingStore, monkeypatch: pytest.MonkeyPatch
+):
+    """The first portion went by name: a repeat was stored again, in the log that had the name."""
+    swap_value(monkeypatch, lambda: line_appends.PAUSE_S, 0.0)
+
+    class Renaming(Faulty):
+        def append_many(self, log, values, **columns):
+            if not values:
+                return self._store.append_many(log, values, **columns)
+            try:
+                return super().append_many(log, values, **columns)
+            except OutcomeUnknown:
+                self._store.log_tree.rename("log", "old")
+                self._store.append("log", b"another")
+                raise
+
+    appends = lines_of(Renaming(store, errors=[OutcomeUnknown("cut off")], is_stored=True))
+    assert len(appends.append(LINES)) == len(LINES) == appends.stored
+    assert values(store, "old") == LINES
+    assert values(store) == [b"another"]
+
+
+def test_a_log_that_may_not_be_made_is_refused_as_by_an_append(store: BlockingStore):
+    class Strict:
+        """A store of a cluster in which appends make no logs."""
+
+        def __getattr__(self, name):
+            return getattr(store, name)
+
+        def append_many(self, log, values, **columns):
+            store.log(log)
+            return store.append_many(log, values, **columns)
+
+    with pytest.raises(UnknownLog, match="log"):
+        lines_of(Strict()).append(LINES)
+    assert store.logs() == []
+
+
 def test_what_an_earlier_try_may_have_stored_is_told_though_the_log_is_gone(
     store: BlockingStore, monkeypatch: pytest.MonkeyPatch
 ):
@@ -249,6 +288,22 @@ def test_the_command_says_how_far_it_came_when_it_is_stopped(tmp_path: Path, how
     assert b"--resume" in said
     number = signal.SIGTERM if how == "terminated" else signal.SIGPIPE
     assert running.returncode == 128 + number
+
+
+def test_the_command_says_how_far_it_came_when_its_output_has_no_space(tmp_path: Path):
+    """It ended without the number for `--resume`."""
+    command = [sys.executable, "-m", "cordwood", "append", "log", "-c", str(tmp_path)]
+    with cordwood.connect(tmp_path):
+        pass
+    with open("/dev/full", "wb") as full:
+        done = subprocess.run(command, input=b"a\nb\n", stdout=full, stderr=subprocess.PIPE)
+    said = done.stderr.decode()
+    assert "the first 2 lines are stored, no line behind them is" in said
+    assert "--resume" in said
+    assert "No space left" in said
+    assert done.returncode == 1
+    with cordwood.connect(tmp_path) as store:
+        assert values(store) == [b"a", b"b"]
 
 
 def test_a_signal_after_the_last_line_is_stored_leaves_a_success(tmp_path: Path):

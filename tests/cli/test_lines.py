@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 
 import pytest
 from hypothesis import given
@@ -69,4 +70,23 @@ class TestReading:
         finally:
             os.close(there)
         assert list(lines) == []
+        os.close(here)
+
+    def test_an_input_that_is_set_not_to_wait_is_waited_for(self):
+        """The command ended with "Resource temporarily unavailable"."""
+        here, there = os.pipe()
+        os.set_blocking(here, False)
+        reads = threading.Event()
+
+        def write() -> None:
+            reads.wait(60)
+            os.write(there, b"a\n")
+            os.close(there)
+
+        writing = threading.Thread(target=write)
+        writing.start()
+        lines = read_lines(here, 100)
+        reads.set()
+        assert list(lines) == [[b"a"]]
+        writing.join()
         os.close(here)

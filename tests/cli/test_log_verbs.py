@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
+from typing import Any
 
 import pytest
 from verbs_at_hand import run_verb
 
 import cordwood
+from cordwood.block import Record
+from cordwood.blocking import BlockingStore
+from cordwood.cli import logs, records
 from cordwood.cli.epochs import epoch_rows
 from cordwood.layout.message_logs import EpochNodes, EpochsReply
 from cordwood.lsn import make_lsn
@@ -75,6 +81,78 @@ def test_a_log_is_renamed_and_deleted(run):
     run("logs", "create", "brief")
     told = json.loads(run("logs", "delete", "brief", "--yes", "--json"))
     assert (told["name"], told["deleted"]) == ("/brief", True)
+
+
+def test_a_log_that_gets_the_name_during_the_question_is_not_deleted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with cordwood.connect(str(tmp_path / "store")) as store:
+        store.append("asked", b"1")
+        store.append("other", b"2")
+
+        def moves_the_name(text: str, *, abort: bool) -> None:
+            store.log_tree.rename("asked", "old")
+            store.log_tree.rename("other", "asked")
+
+        monkeypatch.setattr(logs, "open_store", opens(store))
+        monkeypatch.setattr(logs.typer, "confirm", moves_the_name)
+        outcome = run_verb(["logs", "delete", "asked"])
+        assert (outcome.exit_code, "nothing was deleted" in outcome.output) == (1, True)
+        assert [each.name for each in store.logs()] == ["/asked", "/old"]
+
+
+def test_a_log_that_gets_the_name_during_the_question_is_not_trimmed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with cordwood.connect(str(tmp_path / "store")) as store:
+        store.append_many("asked", [b"1", b"2"])
+        store.append_many("other", [b"3", b"4"])
+
+        def moves_the_name(text: str, *, abort: bool) -> None:
+            assert text == "Delete the records of /asked up to e1n1?"
+            store.log_tree.rename("asked", "old")
+            store.log_tree.rename("other", "asked")
+
+        monkeypatch.setattr(logs, "open_store", opens(store))
+        monkeypatch.setattr(logs.typer, "confirm", moves_the_name)
+        assert run_verb(["logs", "trim", "asked", "e1n1"]).exit_code == 0
+        assert values_of(store, "old") == [b"2"]
+        assert values_of(store, "asked") == [b"3", b"4"]
+
+
+@pytest.mark.parametrize("words", [["--from", "90min"], ["--until", "e1n9"]])
+def test_a_tail_stays_with_the_log_that_had_the_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: list[str]
+) -> None:
+    """Its name moves once the first place in the log was asked for."""
+    with cordwood.connect(str(tmp_path / "store")) as store:
+        store.append_many("asked", [b"one", b"two"])
+        store.append_many("other", [b"three", b"four"])
+
+        def after(ask: Callable[..., Any]) -> Callable[..., Any]:
+            def asked(*arguments: Any) -> Any:
+                found = ask(*arguments)
+                store.log_tree.rename("asked", "old")
+                store.log_tree.rename("other", "asked")
+                return found
+
+            return asked
+
+        verb = "find_time" if words[0] == "--from" else "tail"
+        monkeypatch.setattr(store, verb, after(getattr(store, verb)))
+        monkeypatch.setattr(records, "open_store", opens(store))
+        outcome = run_verb(["tail", "asked", *words])
+        assert outcome.output.split() == ["one", "two"]
+
+
+def opens(store: BlockingStore) -> Callable[[str | None], AbstractContextManager[BlockingStore]]:
+    """Opens a store that is open already."""
+    return lambda _: nullcontext(store)
+
+
+def values_of(store: BlockingStore, log: str) -> list[bytes]:
+    with store.read(log) as reader:
+        return [each.value for each in reader if isinstance(each, Record)]
 
 
 def test_epochs_and_sequencer(run):

@@ -14,7 +14,7 @@ from cordwood.cli.replace import (
     PLACED,
     claim,
     put_in_place,
-    says_placed,
+    says,
     write_marker,
 )
 from cordwood.errors import BadSetting
@@ -24,11 +24,11 @@ def test_a_new_directory_is_made_and_may_be_given_again(tmp_path: Path) -> None:
     new = tmp_path / "new"
     claim(str(new), 3)
     claim(str(new), 3)
-    assert not says_placed(str(new))
+    assert not says(str(new), PLACED)
     write_marker(str(new), 3, PLACED)
     (new / "identity").write_text("of the node that runs there by now")
     claim(str(new), 3)
-    assert says_placed(str(new))
+    assert says(str(new), PLACED)
 
 
 def test_a_directory_of_an_earlier_replacement_is_refused(tmp_path: Path) -> None:
@@ -101,6 +101,6 @@ def test_a_kill_while_the_marker_is_written_leaves_the_command_to_be_given_again
     claim(new, 3)
     is_killed(lambda: write_marker(new, 3, PLACED))
     claim(new, 3)
-    assert not says_placed(new)
+    assert not says(new, PLACED)
     write_marker(new, 3, PLACED)
-    assert says_placed(new)
+    assert says(new, PLACED)

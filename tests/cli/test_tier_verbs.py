@@ -11,10 +11,15 @@ import pytest
 from verbs_at_hand import run_verb
 
 import cordwood
+from cordwood import aio
 from cordwood.block import Gap, GapKind, Record
-from cordwood.cli.tier import _options
+from cordwood.cli.tier_mark import mark_for_upload
+from cordwood.cli.tier_options import run_on_store, store_options
 from cordwood.errors import BadSetting
+from cordwood.host.seams import Host
+from cordwood.layout.object_names import head_name
 from cordwood.lsn import Lsn
+from cordwood.tier.patient_store import PatientStore
 from cordwood.uploading.log_source import _before
 
 pytestmark = pytest.mark.real
@@ -174,6 +179,24 @@ class TestDisaster:
         run("export", log, tmp_path / "copy", "--store", objects, ends_with=1)
         assert list((tmp_path / "copy").rglob("*.parquet")) == []
 
+    def test_a_damaged_manifest_hides_no_other_log(self, objects, data):
+        (orders,) = statuses(objects)
+        run("upload", "/clicks", "--store", objects, "-c", data)
+        (clicks,) = {*statuses(objects)} - {orders}
+        assert orders < clicks
+        head = objects / head_name(orders)
+        head.chmod(0o600)
+        head.write_bytes(b"damaged")
+        assert f"log {orders} is passed by" in run("status", "--store", objects, ends_with=1)
+        said = run("verify", "--store", objects, ends_with=1)
+        assert f"log {clicks}: 1 objects with 5 records are sound" in said
+        assert f"log {orders} is passed by" in run("compact", "--store", objects, ends_with=1)
+        said = run("collect", "--store", objects, "--grace", 0, ends_with=1)
+        assert "0 objects deleted" in said
+        assert f"log {orders} is passed by" in said
+        said = run("status", orders, "--store", objects, ends_with=1)
+        assert "passed by" not in said
+
     def test_lost_objects_are_not_passed_over(self, objects, data):
         with cordwood.connect(str(data)) as store:
             store.append("/orders", b"more")
@@ -205,6 +228,48 @@ class TestDisaster:
         next(iter(objects.rglob("head"))).unlink()
         said = run("repair", log, "--store", objects, "--start", str(lsn))
         assert "lost" not in said
+
+
+class TestMark:
+    def test_an_emptied_store_is_marked_by_an_operator_alone(self, data: Path):
+        """The nodes' own store, in a directory that may be a mount point."""
+        history = data / "history"
+        run("upload", "/orders", "--store", history, "-c", data)
+        assert (history / "cluster").exists()
+        shutil.rmtree(history)
+        history.mkdir()
+        for address in (history, f"file://{history}", f"file://{history}/"):
+            said = run("upload", "/orders", "--store", address, "-c", data, ends_with=1)
+            assert "is it unmounted" in said
+            assert "cordwood tier mark" in said
+            assert not (history / "cluster").exists()
+        assert statuses(history) == {}
+        assert "is main storage of cluster" in run("mark", "--store", history, "-c", data)
+        run("upload", "/orders", "--store", history, "-c", data)
+        assert statuses(history)[1]["records"] == RECORDS
+
+    def test_a_store_that_names_the_cluster_is_its_main_storage_by_any_address(
+        self, objects: Path, data: Path
+    ):
+        """An upload by another address was not compared with what nodes let go of."""
+
+        def is_main(address: str) -> bool:
+            async def act(host: Host, opened: PatientStore) -> bool:
+                async with aio.connect(str(data)) as client:
+                    return await mark_for_upload(client, opened, address)
+
+            return run_on_store(address, None, act)
+
+        assert is_main(f"file://{objects}")
+        assert not is_main(f"file://{objects.with_name('empty')}")
+
+    def test_a_store_with_logs_of_another_cluster_is_not_marked(self, objects, tmp_path: Path):
+        other = tmp_path / "other"
+        with cordwood.connect(str(other)) as store:
+            store.append("/payments", b"another")
+        assert "belongs to cluster" in run("mark", "--store", objects, "-c", other, ends_with=1)
+        (objects / "cluster").unlink()
+        assert "another log 1" in run("mark", "--store", objects, "-c", other, ends_with=1)
 
 
 class TestOthers:
@@ -272,9 +337,9 @@ class TestOthers:
     )
     def test_credentials_stay_off_the_command_line(self, option: str):
         with pytest.raises(BadSetting) as caught:
-            _options([option])
+            store_options([option])
         assert "=x" not in str(caught.value)
-        assert _options(["region=eu", "endpoint=http://h:1/?a=b"]) == {
+        assert store_options(["region=eu", "endpoint=http://h:1/?a=b"]) == {
             "region": "eu", "endpoint": "http://h:1/?a=b",
         }  # fmt: skip
 

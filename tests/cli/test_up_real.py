@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -197,6 +198,36 @@ class TestUp:
         assert here("tail", "demo") == b"one\ntwo\n"
         again.send_signal(signal.SIGTERM)
         again.communicate(timeout=10)
+        assert again.returncode == 0
+
+    @pytest.mark.slow
+    def test_a_cluster_with_a_lost_disk_starts_again_and_has_its_data_made_anew(self, shell, here):
+        """It ended with the error of the node, and all nodes with it: so no cluster ran that could
+        be told that the disk is gone."""
+        first = shell.start("up", "--nodes", "5", "--wal-mib", "8")
+        read_until(first, "Ctrl-C stops it")
+        here("append", "demo", "one")
+        first.send_signal(signal.SIGTERM)
+        first.communicate(timeout=20)
+        assert first.returncode == 0
+        shutil.rmtree(shell.directory / ".cordwood" / "node-2")
+        again = shell.start("up")
+        try:
+            text = read_until(again, "it is tried again")
+            assert "rack2  does not run" in text
+            assert "node 2 did not start" in text
+            if "node 2 is in the cluster" not in text:
+                # The event log did not tell yet what became of its data.
+                read_until(again, "node 2 is in the cluster")
+            # It ended some seconds ago at most, so the others do not take it for dead yet.
+            here("rebuild", "start", "2")
+            assert here("tail", "demo") == b"one\n"
+            read_until(again, "node 2 is back")
+            here("append", "demo", "two")
+            assert here("tail", "demo") == b"one\ntwo\n"
+        finally:
+            again.send_signal(signal.SIGTERM)
+            again.communicate(timeout=20)
         assert again.returncode == 0
 
     def test_the_reader_of_its_output_may_go(self, shell):

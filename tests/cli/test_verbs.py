@@ -228,3 +228,30 @@ class TestShape:
     def test_how_a_process_ended(self):
         assert ending_words(-9) == "SIGKILL"
         assert ending_words(3) == "exit code 3"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "env", "words"),
+    [
+        (("tail", "log"), {"CORDWOOD_READ_TOKENS": "\udcff"}, "a token is text in UTF-8"),
+        (("tail", "log"), {"CORDWOOD_WRITE_TOKENS": "a,\udcff"}, "a token is text in UTF-8"),
+        (("tail", "log"), {"CORDWOOD_LOG": "bogus"}, "CORDWOOD_LOG is 'bogus': it takes CRITICAL,"),
+        (("groups", "\udcff"), {}, "AskConsumers cannot ask with text that is not UTF-8"),
+        (("ledgers", "show", "9" * 23), {}, "Invalid value for 'LEDGER'"),
+    ],
+)
+def test_a_value_that_nothing_can_take_is_refused_in_one_line(tmp_path, arguments, env, words):
+    """Some ended with a traceback, and some with the words of an encoder."""
+    with cordwood.connect(tmp_path) as store:
+        outcome = run_verb([*arguments, "--cluster", store.serve()], env=env)
+    assert outcome.exit_code in (1, 2)
+    assert words in outcome.stderr
+    assert "Traceback" not in outcome.stderr
+
+
+def test_a_level_of_the_log_is_taken_in_any_case(tmp_path):
+    with cordwood.connect(tmp_path) as store:
+        store.append("log", b"x")
+        env = {"CORDWOOD_LOG": "error"}
+        outcome = run_verb(["tail", "log", "--cluster", store.serve()], env=env)
+    assert (outcome.exit_code, outcome.stdout) == (0, "x\n")
