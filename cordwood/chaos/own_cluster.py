@@ -71,7 +71,8 @@ async def run_against(
         command: "" for load and checkers without faults.
     Raises:
         BadSetting: not a cluster's address, or a cluster to be struck whose logs have a single
-            copy. Unreachable: the cluster cannot be reached.
+            copy.
+        Unreachable: the cluster cannot be reached.
     """
     if not url.startswith(SCHEME):
         raise BadSetting(f"{url}: name a cluster, {SCHEME}host:port,…: a directory runs no nodes")

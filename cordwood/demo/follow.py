@@ -56,7 +56,8 @@ class Follow:
     """See the module.
 
     Attributes:
-        copies: the copies that the envelopes named. reads: pauses between blocks.
+        copies: the copies that the envelopes named.
+        reads: pauses between blocks.
     """
 
     def __init__(self, store: Store, log: str, check: TailCheck, racks: dict[int, str]) -> None:

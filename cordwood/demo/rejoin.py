@@ -19,8 +19,9 @@ class Rejoined:
 
     Attributes:
         sealed: the epoch that sealed the log there; 0 if none has.
-        readable: the last LSN that it sends to readers; it sends nothing after records that it
-            must still purge. blocks: the log's blocks on this node.
+        readable: the last LSN that it sends to readers; it sends nothing after records that it must
+            still purge.
+        blocks: the log's blocks on this node.
     """
 
     node: NodeId

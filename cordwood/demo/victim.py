@@ -22,7 +22,8 @@ class Victim:
 
     Attributes:
         sequencer: the node that numbers the log at the time of the choice, maybe the victim itself.
-        epoch: the sequencer's epoch. blocks: number of the log's blocks on the victim.
+        epoch: the sequencer's epoch.
+        blocks: number of the log's blocks on the victim.
     """
 
     node: NodeId

@@ -25,6 +25,14 @@ def split_address(address: str) -> tuple[str, int]:
     # isdecimal alone would let other scripts' digits through.
     if not (colon and host and port_text.isascii() and port_text.isdecimal()):
         raise BadSetting(f"address {address!r} is not host:port")
+    try:
+        host.encode("idna")
+    except UnicodeError:
+        # No network could look it up, and its error would be none of the network's.
+        raise BadSetting(
+            f"address {address[:128]!r}: a host has no empty part between dots, and none of more "
+            "than 63 characters"
+        ) from None
     if len(port_text) > 5 or int(port_text) > PORT_MAX:
         raise BadSetting(f"address {address!r}: a port is at most {PORT_MAX}")
     return host, int(port_text)

@@ -24,10 +24,12 @@ class ByteGate:
 
     Attributes:
         bytes: taken now.
+        waiters: calls that wait for bytes.
     """
 
     def __init__(self, bytes_max: int) -> None:
         self.bytes = 0
+        self.waiters = 0
         self._bytes_max = bytes_max
         self._changed = Condition()
 
@@ -37,8 +39,12 @@ class ByteGate:
         The last caller may exceed the bound: items larger than the bound must get through too.
         """
         with self._changed:
-            if not self._changed.wait_for(lambda: self.bytes < self._bytes_max, timeout_s):
-                return False
+            self.waiters += 1
+            try:
+                if not self._changed.wait_for(lambda: self.bytes < self._bytes_max, timeout_s):
+                    return False
+            finally:
+                self.waiters -= 1
             # No call in between: an error of a signal handler comes before both or after both.
             self.bytes += share.size
             share.is_taken = True

@@ -8,18 +8,23 @@ from __future__ import annotations
 
 import _thread
 import asyncio
+import logging
 import os
 import threading
+import weakref
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Future, wait
 from contextlib import suppress
 from functools import partial
-from typing import Any, Generic, TypeVar, cast
+from typing import Any, Generic, Protocol, TypeVar, cast
 
 import uvloop
 
 from cordwood.errors import Closed, CordwoodError, OutcomeUnknown, Rejected, Unreachable
+from cordwood.host import at_end
 from cordwood.host.waits import FOREVER, FORKED, ThreadFuture, take
+
+logger = logging.getLogger(__name__)
 
 Result = TypeVar("Result")
 
@@ -43,13 +48,24 @@ _OWN_THREAD = (
 )
 
 
+class Told(Protocol):
+    """Holds work that threads handed over."""
+
+    def on_loop_end(self) -> None:
+        """The loop takes nothing more: end the work with what is known of it.
+
+        Called in the last ticks of the loop, and again once it has ended.
+        """
+
+
 class _Call(Generic[Result]):
     """A coroutine that the loop runs for a thread, and its outcome.
 
     The thread waits on a lock in C: `waits` tells what a signal does to any other lock.
 
     Attributes:
-        is_done: whether the outcome is set; set last. error: the raised error, if any.
+        is_done: whether the outcome is set; set last.
+        error: the raised error, if any.
     """
 
     __slots__ = ("_ended", "_is_given_up", "_result", "_task", "_work", "error", "is_done")
@@ -133,7 +149,7 @@ class LoopThread:
     def __init__(self, name: str) -> None:
         self._loop = uvloop.new_event_loop()
         self._pid = os.getpid()
-        self._has_ended = False
+        self._has_ended = self._is_stopped = False
         # A lock of C: a signal handler that raises leaves it released, or not taken at all. A
         # signal handler that calls the client runs in the interrupted thread, which may hold the
         # lock.
@@ -142,6 +158,9 @@ class LoopThread:
         # Calls that threads wait for, which `close` wakes if the loop never came to them.
         self._open: set[_Call[Any]] = set()
         self._futures: set[ThreadFuture[Any]] = set()
+        # By the time they were added; a program may drop its own hold on them.
+        self._told: weakref.WeakValueDictionary[int, Told] = weakref.WeakValueDictionary()
+        self._told_last = 0
         # What ends the loop, and the last work that it does first.
         self._ending: asyncio.Task[None] | None = None
         self._last: Coroutine[Any, Any, object] | None = None
@@ -151,17 +170,37 @@ class LoopThread:
     def _run(self) -> None:
         asyncio.set_event_loop(self._loop)
         try:
-            self._loop.run_forever()
+            while not self._is_stopped:
+                self._run_on()
         finally:
             self._has_ended = True
             self._wake_all()
 
+    def _run_on(self) -> None:
+        try:
+            self._loop.run_forever()
+        except BaseException:
+            # Such as a SystemExit of an application's callback. Other threads' work goes on: they
+            # would wait for ever, and a store in this process would stay in use.
+            logger.exception("a callback tried to end the client's thread, which goes on")
+
+    def tell_end(self, told: Told) -> None:
+        """Have `told` told when the loop ends; to be called on the loop."""
+        self._told_last += 1
+        self._told[self._told_last] = told
+
     def _wake_all(self) -> None:
         """End the waits for calls that the loop does not come to any more."""
+        if self._has_ended:
+            self._tell_end()
         for call in list(self._open):
             call.wake()
         for future in list(self._futures):
             future.cancel()
+
+    def _tell_end(self) -> None:
+        for told in list(self._told.values()):
+            told.on_loop_end()
 
     @property
     def _is_alive(self) -> bool:
@@ -205,12 +244,16 @@ class LoopThread:
         except BaseException:
             self._cancel(call)
             raise
+        if call.error is not None and at_end.has_begun:
+            at_end.rest(self._loop)
         if not call.is_done or isinstance(call.error, asyncio.CancelledError):
             # Only `close` cancels this thread's call.
             raise _unanswered("this client was closed meanwhile", Closed, changes)
         return call.outcome()
 
     def _begin(self, call: _Call[Any]) -> None:
+        if at_end.has_begun and not self.is_own_thread:
+            at_end.rest(self._loop)
         if self.is_of_other_process:
             call.refuse()
             raise Closed(FORKED)
@@ -254,6 +297,8 @@ class LoopThread:
         Raises:
             Closed: the loop was closed.
         """
+        if at_end.has_begun and not self.is_own_thread:
+            at_end.rest(self._loop)
         future: ThreadFuture[Result] = ThreadFuture()
         if self.is_of_other_process:
             work.close()
@@ -297,12 +342,14 @@ class LoopThread:
         """Have `callback` called on the loop.
 
         Raises:
-            Closed: the loop was closed.
+            Closed: the loop was closed, or this is a forked child.
         """
-        self.check_process()
+        # A daemon thread does not rest here as the interpreter ends: it may have put in what
+        # `callback` is to take.
+        if self.is_of_other_process:
+            raise Closed(FORKED)
         with self._lock:
-            if self._is_closing or not self._is_alive:
-                raise Closed("this client was closed")
+            self.check_open()
             self._hand_over(callback)
 
     @property
@@ -326,6 +373,17 @@ class LoopThread:
         """
         if self.is_of_other_process:
             raise Closed(FORKED)
+        if at_end.has_begun and not self.is_own_thread:
+            at_end.rest(self._loop)
+
+    def check_open(self) -> None:
+        """Refuse what the loop would not come to any more.
+
+        Raises:
+            Closed: the client was closed.
+        """
+        if self._is_closing or not self._is_alive:
+            raise Closed("this client was closed")
 
     def check_waits(self) -> None:
         """Refuse a caller that would wait for itself.
@@ -351,10 +409,12 @@ class LoopThread:
         now, else with `Closed` or `OutcomeUnknown`.
 
         Args:
-            last: ends the work of the calls; runs before the wait. timeout_s: of `last`.
+            last: ends the work of the calls; runs before the wait.
+            timeout_s: of `last`.
         Raises:
             Rejected: this is the loop's own thread; nothing was closed.
-            CordwoodError: what `last` raised; Unreachable where it did not end in time.
+            CordwoodError: what `last` raised; Unreachable where it, or the thread, did not end in
+                time.
         """
         if self.is_of_other_process:
             _refuse(last)
@@ -370,8 +430,9 @@ class LoopThread:
             if not self._has_ended:
                 with suppress(RuntimeError):  # a handler's own call closed the loop just now
                     self._loop.call_soon_threadsafe(self._begin_end, last, timeout_s, failed)
+        join_s = timeout_s + STOP_TIMEOUT_S + 2 * END_S
         if not self._has_ended:
-            self._thread.join(timeout_s + STOP_TIMEOUT_S + 2 * END_S)
+            self._thread.join(join_s)
         self._wake_all()
         if self._has_ended and self._last is not last:
             _refuse(last)
@@ -379,6 +440,11 @@ class LoopThread:
             self._loop.close()
         for error in failed:
             raise error
+        if not self._has_ended:
+            raise Unreachable(
+                f"the client's thread still runs {join_s:g} s after its close began, in a callback "
+                "or starved by other threads: what was in flight may be stored, also later"
+            )
 
     def _begin_end(
         self,
@@ -422,7 +488,13 @@ class LoopThread:
                 if late:
                     await asyncio.wait(late, timeout=END_S)
         finally:
-            self._loop.stop()
+            try:
+                self._tell_end()
+                # The tick in which the callbacks of what they ended run.
+                await asyncio.sleep(0)
+            finally:
+                self._is_stopped = True
+                self._loop.stop()
 
 
 def _refuse(work: Coroutine[Any, Any, object] | None) -> None:

@@ -25,6 +25,7 @@ from cordwood.durable import open_private
 from cordwood.errors import BadSetting, StoreInUse
 from cordwood.host.direct_bounds import check_create
 from cordwood.host.direct_file import RealDirectFile, open_direct_fd, write_fully
+from cordwood.host.forked_child import leave_in_child
 from cordwood.host.private_directory import check_private
 from cordwood.host.seams import DirLock
 from cordwood.host.threads import BlockingPool
@@ -135,7 +136,8 @@ class RealDirLock:
     """A `DirLock`: an flock on the directory's `lock` file.
 
     It belongs to the open file, not to the process, so a second opener in one
-    process is refused as well; the kernel drops it when the process dies.
+    process is refused as well; the kernel drops it when the process dies. A forked child has the
+    same open file, and closes it at once: it would keep the lock after its parent's end.
     """
 
     def __init__(self, path: str, owner: str) -> None:
@@ -151,6 +153,13 @@ class RealDirLock:
                 raise
         self._fd: int | None = fd
         self._path = path
+        leave_in_child(self)
+
+    def _leave_in_child(self) -> None:
+        """See `forked_child.Leaver`."""
+        if self._fd is not None:
+            os.close(self._fd)
+            self._fd = None
 
     def check(self) -> None:
         if self._fd is None:
@@ -171,6 +180,9 @@ class RealDirLock:
         fd, self._fd = self._fd, None
         # The name of an earlier holder must not be quoted.
         os.ftruncate(fd, 0)
+        # Race: a child that another thread is just starting has a copy of the descriptor until it
+        # executes its program. Closing ours would leave the lock with it.
+        fcntl.flock(fd, fcntl.LOCK_UN)
         os.close(fd)
 
 

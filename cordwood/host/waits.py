@@ -10,14 +10,16 @@ raised before.
 from __future__ import annotations
 
 import _thread
+import logging
 import os
 import time
-from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
 from cordwood.errors import Closed
+
+logger = logging.getLogger(__name__)
 
 Result = TypeVar("Result")
 
@@ -51,7 +53,8 @@ class Condition(_thread.RLock):  # type: ignore[misc]  # not final at run time
     """A condition variable with a lock that is taken and released in C. It may not be nested."""
 
     def __init__(self) -> None:
-        self._waiting: deque[_thread.LockType] = deque()
+        # No deque: it takes up 700 bytes, and each record that is submitted has one of these.
+        self._waiting: list[_thread.LockType] = []
 
     def wait(self, timeout: float | None = None) -> bool:
         """Wait until `notify_all`, for `timeout` seconds at most; whether it came."""
@@ -88,7 +91,7 @@ class Condition(_thread.RLock):  # type: ignore[misc]  # not final at run time
     def notify_all(self) -> None:
         """Wake all that wait. Only the holder may call it."""
         while self._waiting:
-            self._waiting.popleft().release()
+            self._waiting.pop(0).release()
 
 
 class ThreadFuture(Future[Result]):
@@ -112,6 +115,21 @@ class ThreadFuture(Future[Result]):
         """See `concurrent.futures.Future`."""
         self._check_process()
         return super().exception(timeout)
+
+    def _invoke_callbacks(self) -> None:
+        """As the library's, also if a callback raises SystemExit: in the client's thread the error
+        would end the loop, and with it the work of all other threads."""
+        raised: BaseException | None = None
+        for callback in self._done_callbacks:  # type: ignore[attr-defined]  # of the library
+            try:
+                callback(self)
+            except BaseException as error:
+                logger.exception("a callback of a future failed: %r", callback)
+                if not isinstance(error, Exception):
+                    raised = error
+        # A thread that cancels it runs the callbacks itself, and may have to end.
+        if raised is not None and self.cancelled():
+            raise raised
 
     def _check_process(self) -> None:
         """

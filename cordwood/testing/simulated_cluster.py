@@ -38,8 +38,8 @@ class SimulatedCluster:
     """A running cluster; made by `ScenarioRun`.
 
     Attributes:
-        random: the seed's chance, for the scenario's own draws. story: the actions on the cluster
-            with their times, in words.
+        random: the seed's chance, for the scenario's own draws.
+        story: the actions on the cluster with their times, in words.
     """
 
     def __init__(
