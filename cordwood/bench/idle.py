@@ -16,22 +16,18 @@ Source: docs/design.md §5 (thousands of partitions and 100,000 logs stay cheap)
 from __future__ import annotations
 
 import asyncio
-import gc
 import json
 import os
-import resource
-import shutil
 import sys
-import tempfile
 from time import perf_counter
 from typing import NamedTuple
 
 from crc32c import crc32c
 
+from cordwood.bench.alone import resident_bytes, run_alone
 from cordwood.bench.append import Say
 from cordwood.bench.figure import Figure, Sample, make_figure
 from cordwood.block import BlockHeader, Envelope
-from cordwood.errors import Unreachable
 from cordwood.host.real import real_host
 from cordwood.layout.block_header import pack_envelope, pack_header
 from cordwood.layout.logs_db import LogState
@@ -112,24 +108,10 @@ async def _cost(directory: str, logs: int, partitions: int) -> _Cost:
     Args:
         logs: in each partition.
     """
-    below = tempfile.mkdtemp(prefix=".cordwood-bench-", dir=directory)
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "cordwood.bench.idle", below, str(logs), str(partitions),
-        stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
-    )  # fmt: skip
-    try:
-        async with asyncio.timeout(FILL_TIMEOUT_S):
-            printed, problem = await process.communicate()
-        if process.returncode != 0:
-            raise Unreachable(f"LogsDB was not filled: {problem.decode(errors='replace')[-400:]}")
-        return _Cost(*json.loads(printed))
-    except TimeoutError:
-        raise Unreachable(f"LogsDB was not filled within {FILL_TIMEOUT_S:g} s") from None
-    finally:
-        if process.returncode is None:
-            process.kill()
-            await process.wait()
-        shutil.rmtree(below, ignore_errors=True)
+    printed = await run_alone(
+        "cordwood.bench.idle", logs, partitions, directory=directory, timeout_s=FILL_TIMEOUT_S
+    )
+    return _Cost(*json.loads(printed))
 
 
 async def _fill(directory: str, logs: int, partitions: int) -> _Cost:
@@ -140,12 +122,12 @@ async def _fill(directory: str, logs: int, partitions: int) -> _Cost:
         store, _ = await LogsStore.open(tables, settings, NodeId(1))
         try:
             await store.flush([_block(1, 1)], {1: LogState()}, 1, 1)
-            before, began = _resident_bytes(), perf_counter()
+            before, began = resident_bytes(), perf_counter()
             if partitions == 1:
                 await _fill_logs(store, logs)
             else:
                 await _fill_partitions(store, partitions, logs)
-            grown, seconds = _resident_bytes() - before, perf_counter() - began
+            grown, seconds = resident_bytes() - before, perf_counter() - began
         finally:
             await tables.close()
         tables = rocks_tables(path, settings, host)
@@ -184,12 +166,6 @@ def _block(log: int, number: int) -> StoredBlock:
     )  # fmt: skip
     envelope = Envelope((1, 2, 3))
     return StoredBlock(header, envelope, pack_header(header) + pack_envelope(envelope), BODY)
-
-
-def _resident_bytes() -> int:
-    gc.collect()
-    with open("/proc/self/statm", encoding="ascii") as file:
-        return int(file.read().split()[1]) * resource.getpagesize()
 
 
 if __name__ == "__main__":

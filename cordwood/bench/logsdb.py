@@ -75,7 +75,8 @@ async def bench_logsdb(
     """Fill a LogsDB and read it back.
 
     Args:
-        program: fio; None for no reference. directory: for the database; removed at the end.
+        program: fio; None for no reference.
+        directory: for the database; removed at the end.
     Raises:
         CordwoodError: LogsDB failed.
     """

@@ -61,7 +61,13 @@ DEAD_S = 60.0
 """The longest time until the other nodes regard a killed node as dead."""
 
 HEALED_S = 600.0
+
 LOOK_S = 0.05
+"""The pause between two looks at a rebuilding that takes seconds: nothing runs beside it."""
+
+LOOK_BESIDE_S = 0.5
+"""The same beside small appends, where it takes most of a minute: each look takes time of the
+nodes, and would count as the rebuilding's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +160,7 @@ async def _repeat(
         samples.wal_range.append(Sample(wal_range_s, WAL_RANGE_S))
         say(f"rebuild: a range of node {THIRD}'s WAL in {wal_range_s:.2f} s")
         given = await _lose(cluster, store, VICTIM)
-        seconds = await _wait_healed(store, VICTIM)
+        seconds = await _wait_healed(store, VICTIM, LOOK_S)
         total = sum(given.values()) / 1e6
         say(f"rebuild: {total:.0f} MB in {seconds:.1f} s, nothing beside it; from {_words(given)}")
         samples.moved.append(Sample(total / seconds, append_mb_s))
@@ -249,9 +255,11 @@ async def _call_lost(store: Store, node: NodeId) -> None:
     raise Unreachable(f"node {node} was killed, and is not taken for dead after {DEAD_S:g} s")
 
 
-async def _wait_healed(store: Store, node: NodeId) -> float:
+async def _wait_healed(store: Store, node: NodeId, look_s: float) -> float:
     """Seconds until the lost node counts as empty.
 
+    Args:
+        look_s: pause between two looks.
     Raises:
         Unreachable: that takes too long.
     """
@@ -261,7 +269,7 @@ async def _wait_healed(store: Store, node: NodeId) -> float:
         entry = next((each for each in lost if each.node == node), None)
         if entry is not None and entry.is_empty:
             return perf_counter() - began
-        await asyncio.sleep(LOOK_S)
+        await asyncio.sleep(look_s)
     raise Unreachable(f"node {node} is not rebuilt after {HEALED_S:g} s")
 
 
@@ -282,7 +290,7 @@ async def _heal_beside(
 
     async def look() -> float:
         try:
-            return await _wait_healed(store, SECOND)
+            return await _wait_healed(store, SECOND, LOOK_BESIDE_S)
         finally:
             is_over.set()
 

@@ -36,8 +36,9 @@ class AwayStore(PatientStore):
     """A store whose answers take AWAY_S longer, and which counts them.
 
     Attributes:
-        gets: calls that read. turns: calls made while no other was under way: the number of answers
-            that are waited for one after another.
+        gets: calls that read.
+        turns: calls made while no other was under way: the number of answers that are waited for
+            one after another.
     """
 
     def __init__(self, store: PatientStore) -> None:

@@ -91,8 +91,9 @@ async def bench_wal(path: str, case: WalCase, *, repeats: int, say: Say) -> list
     Returns:
         A figure for each of MEASURES. Without fio they have no reference.
     Raises:
-        BadSetting: the WAL has not the size of the profile. Unreachable: fio failed. WalFailed: a
-        write failed.
+        BadSetting: the WAL has not the size of the profile.
+        Unreachable: fio failed.
+        WalFailed: a write failed.
     """
     program = find_fio()
     job = _job(path, case.profile)

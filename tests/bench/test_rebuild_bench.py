@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from cordwood.bench.rebuild import RebuildProfile, bench_rebuild
+from cordwood.bench.rebuild_plan import bench_plan
 from cordwood.errors import BadSetting
 from cordwood.settings import MIB
 
@@ -30,3 +31,13 @@ def test_a_lost_node_is_healed_and_all_figures_are_told(tmp_path: Path) -> None:
     ]  # fmt: skip
     assert all(each.value > 0 and each.ratio for each in figures.values())
     assert 1 <= (figures["rebuild_largest_share"].ratio or 0) < 3
+
+
+def test_a_plan_has_every_block_of_the_lost_node(tmp_path: Path) -> None:
+    said: list[str] = []
+    work = bench_plan(700, directory=str(tmp_path), repeats=1, say=said.append)
+    figures = {each.name: each for each in asyncio.run(work)}
+    assert list(figures) == ["rebuild_plan", "rebuild_plan_cpu", "rebuild_plan_memory"]
+    assert said[1].startswith("rebuild: 700 blocks planned")
+    assert figures["rebuild_plan"].reference == pytest.approx(0.07)
+    assert list(tmp_path.iterdir()) == []
