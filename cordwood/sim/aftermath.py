@@ -395,8 +395,18 @@ async def measure_pace(
     crew.start(PACER, partial(_append_steadily, PACER, clients))
     await asyncio.sleep(1.0)
     await _stretch(clients, is_hampered=False)
-    node = chance.choice(may_be_hampered(cluster))
-    machine = cluster.machine(node)
+    nodes = may_be_hampered(cluster)
+    if nodes:
+        await _hamper(cluster, clients, chance.choice(nodes), chance)
+    clients.is_paced = False
+    await crew.wait(PACER)
+    recorder.faults_healed()
+
+
+async def _hamper(
+    cluster: SimCluster, clients: Clients, node: NodeId, chance: random.Random
+) -> None:
+    recorder, machine = clients.recorder, cluster.machine(node)
     is_stopped = chance.random() < 0.5
     kind = "pause" if is_stopped else "slow_disk"
     recorder.fault_struck(kind, (node,), "hampered")
@@ -412,9 +422,6 @@ async def measure_pace(
     machine.resume()
     machine.disk.heal()
     recorder.fault_eased(kind, (node,), "hampered")
-    clients.is_paced = False
-    await crew.wait(PACER)
-    recorder.faults_healed()
 
 
 def damaged_nodes(cluster: SimCluster) -> tuple[NodeId, ...]:
@@ -428,11 +435,13 @@ def may_be_hampered(cluster: SimCluster) -> Sequence[NodeId]:
     A node that lost records cannot answer for any epoch in full, so recovery does without it. If
     these nodes and one more are as many as there are copies, no epoch can be recovered while that
     other node is away, and no full epoch can be left. Then a node that lost records is hampered.
+
+    Every append needs the only node of a region, if copies lie in as many regions as there are.
     """
-    damaged = damaged_nodes(cluster)
+    damaged, spared = damaged_nodes(cluster), cluster.spared()
     if len(damaged) + 1 < cluster.options.replication.copies or not damaged:
-        return cluster.numbers
-    return damaged
+        return spared
+    return [node for node in damaged if node in spared]
 
 
 async def is_stored_on(cluster: SimCluster, node: NodeId) -> bool:

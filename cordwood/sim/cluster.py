@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 from crc32c import crc32c
@@ -46,6 +47,7 @@ from cordwood.sim.stored_tree import StoredTree
 from cordwood.sim.streams import stream
 from cordwood.sim.tier_dump import dump_tier
 from cordwood.storage.logs_db.tables import MakeTables
+from cordwood.tier.log_manifest import LogManifest
 from cordwood.tier.patient_store import PatientStore
 
 logger = logging.getLogger(__name__)
@@ -128,6 +130,7 @@ class SimCluster:
         metadata: shared by all nodes; it outlives them.
         running: the nodes that run now.
         moved: locations of nodes that were started elsewhere than the options say.
+        cut_off: nodes that do not reach main storage now.
         exits: starts and lives of nodes that ended with an error that is allowed.
     """
 
@@ -144,6 +147,7 @@ class SimCluster:
         self.metadata = RecordedMetadata(stream(simulation.seed, "metadata"), recorder)
         self.running: dict[NodeId, Node] = {}
         self.moved: dict[NodeId, str] = {}
+        self.cut_off: set[NodeId] = set()
         self.exits = 0
         self.bucket = Bucket(stream(simulation.seed, "bucket"), replace(options.bucket))
         self._buggify = buggify or Buggify(simulation.seed, is_on=False)
@@ -174,15 +178,21 @@ class SimCluster:
         """Locations of other nodes to which this node may move: the cluster stays spread widely
         enough, even while any one node is away."""
         here = {n: self.location(n) for n in self.numbers}
-        found: list[str] = []
-        for place in sorted({*here.values()} - {here[number]}):
-            nodeset = Nodeset.recorded(
-                self.numbers, [place if n == number else here[n] for n in self.numbers], {}
-            )
-            every = frozenset(self.numbers)
-            if all(can_replicate(every - {n}, nodeset, self.options.replication) for n in every):
-                found.append(place)
-        return found
+        return [
+            place
+            for place in sorted({*here.values()} - {here[number]})
+            if len(self._spared({**here, number: place})) == len(here)
+        ]
+
+    def spared(self) -> tuple[NodeId, ...]:
+        """Nodes without which all others can still hold a copyset: not the only node of a region
+        that each record needs."""
+        return self._spared({n: self.location(n) for n in self.numbers})
+
+    def _spared(self, places: Mapping[NodeId, str]) -> tuple[NodeId, ...]:
+        nodeset, every = Nodeset.recorded([*places], [*places.values()], {}), frozenset(places)
+        rule = self.options.replication
+        return tuple(n for n in places if can_replicate(every - {n}, nodeset, rule))
 
     def machine(self, number: NodeId) -> SimMachine:
         """A node's machine."""
@@ -292,8 +302,9 @@ class SimCluster:
         """
         self._recorder.node_starting(number, self.location(number))
         async with running_node(
-            self._settings(number), host, self.metadata, self._make_tables, self.open_objects
-        ) as node:
+            self._settings(number), host, self.metadata, self._make_tables,
+            partial(self.open_objects, is_cut=lambda: number in self.cut_off),
+        ) as node:  # fmt: skip
             self._on_running(number, node)
             await asyncio.Event().wait()
 
@@ -326,9 +337,18 @@ class SimCluster:
             ),
         )
 
-    async def open_objects(self, host: Host, address: str) -> PatientStore:
-        """Main storage, for nodes and clients."""
-        return PatientStore(self.bucket.store(), host.random)
+    async def open_objects(
+        self, host: Host, address: str, is_cut: Callable[[], bool] = lambda: False
+    ) -> PatientStore:
+        """Main storage, for nodes and clients; see `Bucket.store`."""
+        return PatientStore(self.bucket.store(is_cut), host.random)
+
+    async def ends_in_main_storage(self, logs: Collection[int]) -> dict[int, int]:
+        """The first LSN of each log that main storage does not have, without faults; 0 for a log
+        without a manifest."""
+        store, host = self.bucket.store(), self._own_host()
+        heads = {log: await LogManifest(store, log, host, "look").load() for log in sorted(logs)}
+        return {log: head.end if head is not None else 0 for log, head in heads.items()}
 
     async def dump(self, only: Collection[int] | None = None) -> None:
         """Record all that every running node holds of every log.

@@ -25,12 +25,19 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from cordwood.errors import BadSetting
 from cordwood.sim.crash_states.planted import CRASH_BUGS, story_of
 from cordwood.sim.fault_plan import Fault
 from cordwood.sim.history import to_jsonl
 from cordwood.sim.knobs import value_text
 from cordwood.sim.planted import PLANTED_BUGS, find_bug
-from cordwood.sim.planted.search import BugSearch, bugs_markdown, bugs_table, next_search
+from cordwood.sim.planted.search import (
+    BugSearch,
+    bugs_markdown,
+    bugs_table,
+    known_seeds,
+    next_search,
+)
 from cordwood.sim.probes import PROBES
 from cordwood.sim.replay import listened, quiet_run, telling
 from cordwood.sim.run import Outcome
@@ -208,7 +215,14 @@ def shrink(task: SeedTask, invariant: str = "", *, as_json: bool = False) -> int
     return 0
 
 
-def bugs(bug: str, seeds: int, jobs: int, as_json: bool, as_markdown: bool = False) -> int:
+def bugs(
+    bug: str,
+    seeds: int,
+    jobs: int,
+    as_json: bool,
+    as_markdown: bool = False,
+    known: Path | None = None,
+) -> int:
     """Plant all bugs, or one, and check that each is caught; 1 if a bug is not caught.
 
     A bug that needs a scene of its own is only looked for by its name. Bugs about the state that a
@@ -218,9 +232,11 @@ def bugs(bug: str, seeds: int, jobs: int, as_json: bool, as_markdown: bool = Fal
         bug: a name, "" for all.
         seeds: seeds within which it must be caught, from 1.
         as_markdown: print the table of docs/simulator.md.
+        known: a file with such a table; its seeds are tried before all others.
     Raises:
-        BadSetting: the bug does not exist.
+        BadSetting: the bug does not exist, or the file has no such table.
     """
+    first = _known_seeds(known) if known is not None else {}
     of_states = {each.bug.name: each.bug for each in CRASH_BUGS}
     if not bug:
         wanted = (*PLANTED_BUGS, *of_states.values())
@@ -228,7 +244,10 @@ def bugs(bug: str, seeds: int, jobs: int, as_json: bool, as_markdown: bool = Fal
         wanted = (of_states[bug] if bug in of_states else find_bug(bug),)
     say = _Say(as_json)
     searches = {
-        each.name: BugSearch(each, seeds, by_scene=bool(each.scene and not bug)) for each in wanted
+        each.name: BugSearch(
+            each, seeds, by_scene=bool(each.scene and not bug), known=first.get(each.name, 0)
+        )
+        for each in wanted
     }
     started = time.monotonic()
     with (
@@ -254,6 +273,20 @@ def bugs(bug: str, seeds: int, jobs: int, as_json: bool, as_markdown: bool = Fal
         f"{time.monotonic() - started:.0f} s"
     )
     return 1 if missed else 0
+
+
+def _known_seeds(file: Path) -> dict[str, int]:
+    """
+    Raises:
+        BadSetting: it cannot be read, or has no table of bugs.
+    """
+    try:
+        found = known_seeds(file.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise BadSetting(f"{file} cannot be read: {error}") from None
+    if not found:
+        raise BadSetting(f"{file} has no table as `cordwood sim bugs --markdown` prints it")
+    return found
 
 
 def _bug_report(task: SeedTask) -> SeedReport:

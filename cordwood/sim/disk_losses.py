@@ -15,6 +15,7 @@ import asyncio
 import random
 from collections.abc import Iterator
 
+from cordwood.admin.ledger_autorecovery import LEASE_S
 from cordwood.layout.rebuild_events import is_base, read_base, read_set
 from cordwood.nodes import NodeId
 from cordwood.rebuilding import Rebalancing, RebuildingSet
@@ -43,6 +44,9 @@ LOSE_S = 2.5
 
 HEALED_S = 90.0
 """Longest time of rebuilding when all else is well (L4)."""
+
+LEDGERS_HEALED_S = LEASE_S + HEALED_S
+"""The same for ledgers: the lease of a node that died in the middle of a repair ends first."""
 
 REFUSED_S = 3.0
 """How long a node may try to start from a disk with rebuilt data before the operator looks."""
@@ -224,7 +228,7 @@ class DiskLosses:
         if self._older is None:
             return
         loop = asyncio.get_running_loop()
-        ends_s = loop.time() + HEALED_S
+        ends_s = loop.time() + LEDGERS_HEALED_S
         lacking = await lacking_open_ledgers(self._cluster)
         while (self._is_away() or lacking) and loop.time() < ends_s:
             await asyncio.sleep(LOOK_S)
@@ -237,8 +241,10 @@ class DiskLosses:
     async def wait_healed(self) -> None:
         """Wait until no data is lost any more, and note what still is."""
         loop = asyncio.get_running_loop()
-        ends_s = loop.time() + HEALED_S
-        while self._is_hurt() and loop.time() < ends_s:  # noqa: ASYNC110
+        began_s = loop.time()
+        while self._is_hurt() and loop.time() < began_s + HEALED_S:  # noqa: ASYNC110
+            await asyncio.sleep(LOOK_S)
+        while is_marked(self._cluster) and loop.time() < began_s + LEDGERS_HEALED_S:  # noqa: ASYNC110
             await asyncio.sleep(LOOK_S)
         waits = tuple(sorted({*self._away, *(each.node for each in self.rebuilding.lost)}))
         self._recorder.add(DisksReplaced(self._recorder.now_us, self.lost, waits))

@@ -66,6 +66,18 @@ class WordsLeft(HistoryEvent, frozen=True, gc=False, tag="words-left"):
     nodes: tuple[int, ...]
 
 
+class UploadsLeft(HistoryEvent, frozen=True, gc=False, tag="uploads-left"):
+    """What main storage still lacks at the end of a run in which some nodes did not reach it.
+
+    Attributes:
+        logs: logs with an acknowledged record that it lacks.
+        ledgers: closed ledgers that ask for main storage and are not there.
+    """
+
+    logs: tuple[int, ...]
+    ledgers: tuple[int, ...]
+
+
 class LedgersLacking(HistoryEvent, frozen=True, gc=False, tag="ledgers-lacking"):
     """Recorded at the end of a run in which disks were lost and ledgers were written.
 
@@ -131,6 +143,7 @@ EndEvent: TypeAlias = (
     | StaleServed
     | EventSetsDiffer
     | WordsLeft
+    | UploadsLeft
     | CopiesMended
     | PaceBegan
     | PaceEnded

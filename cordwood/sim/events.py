@@ -76,7 +76,8 @@ class AppendInvoked(HistoryEvent, frozen=True, gc=False, tag="append-invoked"):
     """A client called to append `payloads`, in this order.
 
     Attributes:
-        op: number of the call, unique in the history. client: the calling client.
+        op: number of the call, unique in the history.
+        client: the calling client.
         log: the log's number.
         payloads: one mark a record, at least one.
         session: run of calls of this client whose submission order must hold; a client that

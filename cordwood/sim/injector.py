@@ -28,6 +28,9 @@ HANGS_S = 12.0
 """A client and a node notice within six seconds that a peer hangs. Then they need another
 sequencer, which waits as long again for the peer to answer its seal."""
 
+HEARD_LATE_S = 1.0
+"""A node hears of a failed write within a second, even if its disk's answers come late."""
+
 
 class Injector:
     """See the module.
@@ -91,7 +94,9 @@ class Injector:
             self._take_away(absent)
             await asyncio.sleep(HANGS_S)
         await stage.cluster.wait_running(absent)
-        # A node that was still starting when a write failed runs only now, and takes nothing.
+        # A node that was still starting when a write failed runs only now, and takes nothing. And a
+        # node whose disk answers late hears of a failed write only later.
+        asyncio.get_running_loop().call_later(HEARD_LATE_S, stage.cluster.restart_failed, present)
         stage.cluster.restart_failed(present)
         await stage.cluster.wait_running(absent)
 

@@ -28,6 +28,7 @@ from cordwood.protocol import (
     producers,
     read_window,
     slow_nodes,
+    upload_turns,
 )
 from cordwood.protocol import ledger_autorecovery as ledger_rule
 from cordwood.protocol.producers import Budget
@@ -161,6 +162,7 @@ KNOBS: Mapping[str, Knob[Any]] = {
         # For runs with main storage: see `sim.tier_options`.
         Knob(lambda: ledger_upload.OBJECT_BYTES, (800,), 0.0),
         Knob(lambda: ledger_tiering.READ_AT_ONCE, (5,), 0.0),
+        Knob(lambda: upload_turns.TURN_S, (1.0,), 0.0),
         # For runs with the statuses of lost nodes in the event log: a run has some dozen events.
         Knob(lambda: event_log_follower.SNAPSHOT_EVERY, (3, 8), 0.0),
     )

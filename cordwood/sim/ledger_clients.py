@@ -27,7 +27,7 @@ from cordwood.errors import (
     Unreachable,
 )
 from cordwood.host.seams import Host
-from cordwood.ledger import DigestKind, LedgerMetadata, LedgerState
+from cordwood.ledger import ENTRY_MAX, DigestKind, LedgerMetadata, LedgerState
 from cordwood.protocol.ledger_writer import WriterLimits
 from cordwood.sim.events import mark_payload
 from cordwood.sim.ledger_events import (
@@ -235,7 +235,8 @@ class _Writing:
             made.abandon()
         else:
             if made.metadata.state is LedgerState.CLOSED:
-                self._confirm(made.ledger_id, made.metadata.last)
+                # A close forces first: all acknowledged entries are in the ledger.
+                self._confirm(made.ledger_id, ENTRY_MAX)
                 _note_end(self._name, self._clients, made.metadata)
                 if made.ledger_id % DELETED_EVERY == 0:
                     await self._delete(made.ledger_id)

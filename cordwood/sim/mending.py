@@ -2,8 +2,9 @@
 copies of other nodes.
 
 A node need not mend what another node trimmed: it regards this as damaged until it hears of the
-trim. Nor is a deleted log mended if its last epoch was not recovered: no sequencer recovers it any
-more, and its records go after `deleted_keep_s`.
+trim. Nor is a deleted log mended if its last epoch was not recovered, or if a node does not know
+that: no sequencer recovers it any more, or tells of its releases. Its records go after
+`deleted_keep_s`.
 
 Source: docs/protocol/repair.md.
 """
@@ -51,7 +52,11 @@ async def _damaged(cluster: SimCluster, tree: LogTree) -> tuple[int, ...]:
         if engine.damage
         or any(
             each.last > max(other.gone_of(each.log) for other in engines.values())
-            and not (each.log in deleted and engine.cache.log(each.log).readable < each.last)
+            and not (
+                each.log in deleted
+                and each.last
+                > min(other.cache.log(each.log).readable for other in engines.values())
+            )
             for each, _ in engine.logs.damages.all()
         )
     )

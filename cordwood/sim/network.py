@@ -42,8 +42,8 @@ class SimNetwork:
     Attributes:
         loop: the loop it runs on.
         links: delays, losses and cuts. Change the links between hosts there, but mend through this
-            class, which lets stalled traffic go on. process: the kernels' own process, which acts
-            for dead processes.
+            class, which lets stalled traffic go on.
+        process: the kernels' own process, which acts for dead processes.
     """
 
     def __init__(

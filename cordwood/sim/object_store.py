@@ -14,7 +14,9 @@ go wrong by chance:
 
 - a deletion of many objects stops half-way;
 
-- a listing is old: it shows deleted objects and lacks new objects.
+- a listing is old: it shows deleted objects and lacks new objects;
+
+- one process does not reach the store, while others do.
 
 Source: docs/objects.md, "The store"; docs/simulator.md.
 """
@@ -115,9 +117,13 @@ class Bucket:
         self._past: dict[str, list[tuple[float, ObjectInfo | None]]] = {}
         self._versions = 0
 
-    def store(self) -> SimObjectStore:
-        """A way to call it."""
-        return SimObjectStore(self, self._chance)
+    def store(self, is_cut: Callable[[], bool] = lambda: False) -> SimObjectStore:
+        """A way to call it.
+
+        Args:
+            is_cut: whether no call on this way arrives now.
+        """
+        return SimObjectStore(self, self._chance, is_cut)
 
     def names(self) -> list[str]:
         """The true names of all objects."""
@@ -205,9 +211,10 @@ class Bucket:
 class SimObjectStore:
     """See the module, and `tier.object_store` for what each call promises."""
 
-    def __init__(self, bucket: Bucket, chance: random.Random) -> None:
+    def __init__(self, bucket: Bucket, chance: random.Random, is_cut: Callable[[], bool]) -> None:
         self._bucket = bucket
         self._chance = chance
+        self._is_cut = is_cut
 
     async def put(self, name: str, content: Sequence[Buffer], *, timeout_s: float) -> None:
         check_name(name)
@@ -267,6 +274,9 @@ class SimObjectStore:
         """Does nothing: this store holds no connection."""
 
     async def _read(self, act: Callable[[], Result], timeout_s: float) -> Result:
+        if self._is_cut():
+            await asyncio.sleep(timeout_s)
+            raise Unreachable(f"no answer within {timeout_s} s")
         faults = self._bucket.faults
         lost = self._happens(faults.lost_request + faults.lost_answer + faults.late_request)
         slow_down = self._happens(faults.slow_down)
@@ -281,6 +291,9 @@ class SimObjectStore:
         return result
 
     async def _write(self, act: Callable[[], Result], timeout_s: float) -> Result:
+        if self._is_cut():
+            await asyncio.sleep(timeout_s)
+            raise OutcomeUnknown(f"no answer within {timeout_s} s")
         faults = self._bucket.faults
         draw = self._chance.random()
         if self._happens(faults.slow_down):

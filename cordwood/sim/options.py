@@ -49,6 +49,8 @@ class RunOptions:
         absent: nodes that stay away when the faults are over: the first one hangs, the others are
             dead. The other nodes must keep all promises meanwhile. Absent nodes come back at the
             end.
+        cut_off: nodes that do not reach main storage from the first faults on. The other nodes
+            must have uploaded everything at the end (L4).
         paced: whether the duration of appends is measured with all nodes well and with one node
             hampered (L7).
         loses: which nodes are lost for ever at the end, see `sim.aftermath`: "" for none.
@@ -72,6 +74,7 @@ class RunOptions:
     buggify: bool = False
     fills: bool = False
     absent: tuple[NodeId, ...] = ()
+    cut_off: tuple[NodeId, ...] = ()
     paced: bool = False
     loses: str = ""
     loses_events: bool = False

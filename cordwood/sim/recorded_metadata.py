@@ -4,18 +4,23 @@ An epoch is recorded at the moment its compare-and-set takes effect, whether or 
 arrives, so that the checkers see every epoch that was really handed out. Each change of a
 consumer's members and positions is recorded in the same way.
 
+All nodes share one such store. Each start of a node has leases of its own, as it has on a real
+store: one node's lease keeps the others from the work, also the next start of the same node.
+
 Source: docs/sources/reliability.md §3 (S11); `sim.history`.
 """
 
 from __future__ import annotations
 
 import random
+from hashlib import blake2b
 
 import msgspec
 
 from cordwood.metadata.consumers import read_group
 from cordwood.metadata.epoch_store import EpochRecord
-from cordwood.metadata.memory import MemoryMetadata
+from cordwood.metadata.lease import EntryLeases
+from cordwood.metadata.memory import MemoryMetadata, loop_us
 from cordwood.sim.history import HistoryRecorder
 from cordwood.sim.process import CURRENT_PROCESS
 
@@ -29,6 +34,26 @@ class RecordedMetadata(MemoryMetadata):
     def __init__(self, chance: random.Random, recorder: HistoryRecorder) -> None:
         super().__init__(chance)
         self._recorder = recorder
+        # By the name of the process: of each start of a node.
+        self._leases_of: dict[str, EntryLeases] = {}
+
+    async def take_lease(self, key: str, value: bytes, ttl_s: float) -> bool:
+        """See `MetadataStore`; by the loop's clock, for the process that asks."""
+        return await self._own_leases().take(key, value, ttl_s)
+
+    async def drop_lease(self, key: str) -> None:
+        """See `MetadataStore`; for the process that asks."""
+        await self._own_leases().drop(key)
+
+    def _own_leases(self) -> EntryLeases:
+        process = CURRENT_PROCESS.get(None)
+        name = process.name if process is not None else ""
+        if name not in self._leases_of:
+            # Drawn from the name: a draw from the store's stream would change its later delays.
+            self._leases_of[name] = EntryLeases(
+                self, loop_us, lambda size: blake2b(name.encode(), digest_size=size).digest()
+            )
+        return self._leases_of[name]
 
     def _set(self, key: str, value: bytes | None, expected: int) -> int | None:
         before = self._values.get(key)

@@ -57,6 +57,7 @@ from cordwood.sim.run_clients import (
 )
 from cordwood.sim.streams import stream
 from cordwood.sim.swarm import swarm_options
+from cordwood.sim.uploads_left import wait_uploaded
 from cordwood.sim.workload import Clients, final_tails, records_a_second
 from cordwood.tier.patient_store import TRY_S
 
@@ -329,6 +330,7 @@ class _Run:
         lost_s = 2 * TRY_S if self._options.cluster.tier.store else 0.0
         async with asyncio.timeout(BOOT_S + lost_s):
             await self._cluster.wait_running()
+        self._cluster.cut_off.update(self._options.cut_off)
         start_clients(self._crew, self.clients)
         start_s = self._simulation.loop.time()
         await injector.run(self.plan)
@@ -353,6 +355,8 @@ class _Run:
         if self._options.loses_disks:
             await self._losses.wait_older()
         stuck = await self._drain()
+        if self._options.cut_off and not stuck:
+            await wait_uploaded(self._cluster, self.recorder, self._quiet_metadata("uploaded"))
         if not stuck:
             await self._losses.wait_given()
             await self._idle()

@@ -51,8 +51,8 @@ async def sent_again(
     """Make a call, and after an error make it again at its place.
 
     Raises:
-        OutcomeUnknown: one try ended so, and no later try was answered. CordwoodError: the error of
-        the last try.
+        OutcomeUnknown: one try ended so, and no later try was answered.
+        CordwoodError: the error of the last try.
     """
     producer = hand.producer
     place = producer.next_sequence(log) if producer is not None else 0

@@ -128,6 +128,10 @@ SCRIBES_SHARE = 0.1
 """Share of the possible seeds in which ledgers are written: such a run takes a third longer. Runs
 whose disks lose data, or whose appends are measured, have no ledgers."""
 
+LONG_LEDGERS_SHARE = 0.25
+"""Share of the seeds with ledgers in which these stay open for the whole run. Such a run has a few
+ledgers with many entries and fragments, and fewer ends and recoveries than the others."""
+
 UNHEALED_SHARE = 0.5
 """Share of the seeds with accepted losses in which nodes do not heal their WALs."""
 
@@ -233,7 +237,9 @@ def swarm_options(seed: int, damage: Damage | None = None) -> RunOptions:
             crowds=stream(seed, "crowds").choice((0, 0, 0, 0, 1)),
             read_only=read_only,
             given_up=_some(stream(seed, "given-up"), (*absent, *spared), GIVEN_UP_SHARE),
-            scribes=_scribes(stream(seed, "scribes"), damage, fills or paced),
+            scribes=(scribes := _scribes(stream(seed, "scribes"), damage, fills or paced)),
+            long_ledgers=bool(scribes)
+            and stream(seed, "long-ledgers").random() < LONG_LEDGERS_SHARE,
             resenders=stream(seed, "resenders").choice((0, 0, 0, 1)),
             sorters=stream(seed, "sorters").choice((0, 0, 0, 0, 0, 0, 1)),
         ),
@@ -309,7 +315,7 @@ def _alone(options: RunOptions) -> RunOptions:
         ),
         workload=replace(
             work, lull_s=0.0, pause_s=work.pause_s * slower, publishers=0, scribes=0,
-            read_only=(), given_up=(),
+            long_ledgers=False, read_only=(), given_up=(),
         ),
         faults=FaultOptions(kinds=(), alone="left_behind"),
         link=None,
@@ -344,8 +350,9 @@ def _losing_disks(options: RunOptions, chance: random.Random) -> RunOptions:
     length_s = chance.uniform(*DISKS_S)
     rebalanced = tuple(range(1, nodes + 1)) if chance.random() < REBALANCED_SHARE else ()
     work = replace(
-        options.workload, read_only=(), given_up=(), scribes=0, lull_s=0.0, rebalanced=rebalanced
-    )
+        options.workload, read_only=(), given_up=(), scribes=0, long_ledgers=False, lull_s=0.0,
+        rebalanced=rebalanced,
+    )  # fmt: skip
     turns = options.turns
     # Drawn last, so that all other draws of a seed stay as they were.
     replicated = chance.random() < REPLICATED_SHARE

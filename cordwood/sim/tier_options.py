@@ -14,6 +14,7 @@ import random
 from dataclasses import replace
 
 from cordwood.log_attributes import LogAttributes
+from cordwood.nodes import NodeId
 from cordwood.settings import TierSettings
 from cordwood.sim.knobs import TurnedKnobs
 from cordwood.sim.object_store import BucketFaults
@@ -28,6 +29,11 @@ SMALL_OBJECTS: TurnedKnobs = (
 )
 """With this size ledgers of a run have several objects; otherwise one object would hold a whole
 ledger."""
+
+QUICK_TURNS_SHARE = 0.5
+QUICK_TURNS: TurnedKnobs = (("protocol.upload_turns.TURN_S", 0),)
+"""With turns of a minute no node stands in for another within a run. With these turns it does, for
+one second or three of five or fifteen."""
 
 
 def tiered(options: RunOptions, chance: random.Random) -> RunOptions:
@@ -62,10 +68,21 @@ def tiered(options: RunOptions, chance: random.Random) -> RunOptions:
         ledger_keep_s=chance.choice((0.0, 0.0, 3.0)),
     )
     small = chance.random() < SMALL_SHARE
+    turns = SMALL_OBJECTS if small else ()
+    # Last, so that the other draws do not change.
+    turns += QUICK_TURNS if chance.random() < QUICK_TURNS_SHARE else ()
     attributes = asks.over(cluster.attributes)
     return replace(
         options,
         workload=replace(options.workload, tiers_ledgers=True),
-        turns=(*options.turns, *SMALL_OBJECTS) if small else options.turns,
+        turns=(*options.turns, *turns),
         cluster=replace(cluster, attributes=attributes, storage=storage, tier=tier, bucket=bucket),
     )
+
+
+def with_one_left(options: RunOptions) -> RunOptions:
+    """These options, and only the last node reaches main storage. Turns of uploaders are short."""
+    names = {name for name, _ in QUICK_TURNS}
+    turns = (*(turn for turn in options.turns if turn[0] not in names), *QUICK_TURNS)
+    cut_off = tuple(NodeId(n) for n in range(1, options.cluster.nodes))
+    return replace(options, turns=turns, cut_off=cut_off)

@@ -20,7 +20,8 @@ class Trace:
 
     Attributes:
         append: adds a number that a double holds exactly, or a time in s. The loop calls it at each
-            step. numbers: by qualified name, the number of a known callback.
+            step.
+        numbers: by qualified name, the number of a known callback.
     """
 
     def __init__(self) -> None:

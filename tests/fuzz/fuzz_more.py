@@ -61,9 +61,11 @@ from cordwood.ledger import DigestKind
 from cordwood.local_cluster import ClusterShape
 from cordwood.metadata import (
     event_log,
+    joins,
     lease,
     ledger_marks,
     log_numbers,
+    main_storage,
     maintenance,
     publications,
 )
@@ -193,6 +195,9 @@ def scrub_rows(data: bytes) -> None:
         read_why(rest).encode()
     elif which == b"l":
         assert logs_db.pack_lost(logs_db.read_lost(rest)) == rest
+    elif which == b"g":
+        missing = logs_db.read_missing(rest)
+        assert logs_db.read_missing(logs_db.pack_missing(missing)) == missing
     else:
         logs_db.read_place(rest)
 
@@ -242,6 +247,8 @@ def records_of_metadata(data: bytes) -> None:
         lambda: ledger_marks._read("ledger-marks/7", data, 7),
         lambda: read_json(data, log_numbers._Counter, "the counter of logs"),
         lambda: maintenance.read_requests(data),
+        lambda: main_storage._decode(data),
+        lambda: read_json(data, joins._Joined, "a note of a node that joined"),
     )
     for decode in decoders:
         with suppress(CordwoodError):

@@ -80,7 +80,7 @@ NOT_FUZZED = {
     ("metadata/log_numbers.py", "decide"): "a call; `records_of_metadata` has what it reads",
     ("node_process.py", "main"): "only says which encoding a log line has",
     ("quorum/sequencer_placement.py", "_score"): "a hash as a number",
-    ("spark/checkpoint.py", "of_query"): "opens files; below, one that nests too deep",
+    ("spark/checkpoint.py", "_is_of"): "opens a file; below, one that nests too deep",
     ("spark/idempotent.py", "producer_id"): "a hash as a number",
     ("spark/jobs/audit.py", "_noted"): "needs a table of findings: tests/spark",
     ("spark/jobs/delta_table.py", "_transactions"): "reads a commit that deltalake has read",
@@ -88,6 +88,7 @@ NOT_FUZZED = {
     ("spark/jobs/json_columns.py", "_object"): "a record's own JSON in the user's job: tests/spark",
     ("spark/jobs/notes.py", "_read_json"): "opens a file; tests/spark/jobs/test_notes.py has it",
     ("spark/jobs/notes.py", "offset_in"): "as _read_json, of a table's own log",
+    ("metadata/joins.py", "read"): "lists a store; `records_of_metadata` reads a note of it",
     ("storage/data_directory.py", "_check_newest"): "opens files; `identity` has what it reads",
     ("storage/repair/copy_fetch.py", "takes"): "four bytes as a number; `stream_control` reads on",
 }

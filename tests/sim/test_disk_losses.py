@@ -48,6 +48,7 @@ def test_a_short_run_makes_the_copies_of_ledgers_anew() -> None:
     assert outcome.violations == ()
 
 
+@pytest.mark.slow
 def test_a_run_repairs_older_fragments_while_writers_change_their_ensembles() -> None:
     """Seed 1 repairs two ledgers that stay open, and their writers begin further fragments."""
     outcome = run_seed(1, LEDGERS_STAY_OPEN(swarm_options(1)))

@@ -110,6 +110,7 @@ def record_one_of_each() -> HistoryRecorder:
     recorder.add(end_events.RebalanceOver(recorder.now_us, (3,)))
     recorder.add(end_events.StaleServed(recorder.now_us, 3))
     recorder.add(end_events.WordsLeft(recorder.now_us, (3,)))
+    recorder.add(end_events.UploadsLeft(recorder.now_us, (2,), (7,)))
     recorder.add(end_events.LedgersLacking(recorder.now_us, True, (7,)))
     recorder.add(end_events.OlderFragmentsLacking(recorder.now_us, (7,), (8,), (8,)))
     recorder.add(end_events.CopiesMended(recorder.now_us, (2,)))

@@ -7,9 +7,12 @@ from types import SimpleNamespace
 import pytest
 from swaps import swap_value
 
-from cordwood.nodes import Replication
+from cordwood.nodes import NodeId, Replication
 from cordwood.protocol.append_window import AppendWindow
 from cordwood.sim import aftermath
+from cordwood.sim.cluster import SimCluster
+from cordwood.sim.history import HistoryRecorder
+from cordwood.sim.host import Simulation
 from cordwood.sim.swarm import swarm_options
 
 
@@ -58,5 +61,16 @@ def test_beside_nodes_that_lost_records_no_other_is_hampered_where_that_is_one_t
         for n in (1, 2, 3, 4)
     }
     options = SimpleNamespace(replication=Replication(copies))
-    cluster = SimpleNamespace(numbers=(1, 2, 3, 4), running=running, options=options)
+    cluster = SimpleNamespace(spared=lambda: (1, 2, 3, 4), running=running, options=options)
     assert tuple(aftermath.may_be_hampered(cluster)) == may_be
+
+
+def test_the_only_node_of_a_region_that_each_record_needs_is_not_hampered():
+    """Seed 66000653. Two copies in two regions, and node 2 alone in one of them: each append
+    waited for its slow disk, as it must."""
+    options = swarm_options(66000653).cluster
+    assert options.location(NodeId(2)).startswith("region2.")
+    assert [n for n in (1, 3, 4) if options.location(NodeId(n)).startswith("region2.")] == []
+    simulation = Simulation(1)
+    cluster = SimCluster(simulation, options, HistoryRecorder(lambda: 0))
+    assert tuple(aftermath.may_be_hampered(cluster)) == (1, 3, 4)

@@ -7,7 +7,7 @@ import pytest
 from cordwood.sim.checkers.copies import check_copies
 from cordwood.sim.checkers.evidence import Evidence
 from cordwood.sim.checkers.rebuilt import check_rebuilt
-from cordwood.sim.end_events import CopiesMended
+from cordwood.sim.end_events import CopiesMended, UploadsLeft
 from cordwood.sim.events import FaultStruck, HistoryEvent, NodeDumped, Released
 from cordwood.sim.node_events import EpochsNodes, NodesetsKnown
 from cordwood.sim.slots import DumpedSlots
@@ -53,3 +53,9 @@ def test_a_copy_lost_without_a_trace_counts_for_the_nodes_of_its_copyset_only() 
     assert check_copies(Evidence(history("lost_write"))) == []
     (violation,) = check_copies(Evidence(history("lost_write", hit=4)))
     assert violation.invariant == "S15"
+
+
+def test_what_waits_for_main_storage_at_the_end_is_a_violation() -> None:
+    (violation,) = check_rebuilt(Evidence([UploadsLeft(1, (2,), (7,))]))
+    assert violation.invariant == "L4"
+    assert "logs [2], and ledgers [7]" in str(violation)

@@ -13,10 +13,10 @@ from cordwood.block import GapKind
 from cordwood.lsn import ESN_MAX, format_lsn, make_lsn
 from cordwood.sim.checkers.disk import Copy, Disk, DiskRange
 from cordwood.sim.checkers.evidence import Evidence
-from cordwood.sim.checkers.spread import asked_for, lacking
+from cordwood.sim.checkers.spread import asked_for, asked_of, lacking
 from cordwood.sim.checkers.unseen import unseen_losses
 from cordwood.sim.checkers.violation import Violation
-from cordwood.sim.history import GapDelivered
+from cordwood.sim.history import GapDelivered, RunStarted
 from cordwood.sim.operator_events import LossAccepted
 
 
@@ -42,6 +42,7 @@ def _short(evidence: Evidence, log: int, disk: Disk) -> Iterator[Violation]:
     run: list[int] = []
     reason = ""
     trim = evidence.trim_held(log)
+    asked = asked_of(evidence, log, len(evidence.events))
     accepted = {e.node for _, e in evidence.of(LossAccepted) if isinstance(e, LossAccepted)}
     unseen = unseen_losses(evidence)
     for lsn, is_record in sorted(_places(evidence, log, disk).items()):
@@ -51,20 +52,22 @@ def _short(evidence: Evidence, log: int, disk: Disk) -> Iterator[Violation]:
         piece = disk.at(lsn)
         named = {node for copy in piece.winners for node in copy.slots.copyset} if piece else set()
         excused = (accepted | (unseen & named)) & racks.keys()
-        now = _lack(evidence, piece, is_record, racks, excused)
+        now = _lack(asked, piece, is_record, racks, excused)
         if run and now != reason:
-            yield _lacks(evidence, log, run, reason)
+            yield _lacks(evidence, asked, log, run, reason)
             run = []
         reason = now
         if now:
             run.append(lsn)
     if run:
-        yield _lacks(evidence, log, run, reason)
+        yield _lacks(evidence, asked, log, run, reason)
 
 
-def _lacks(evidence: Evidence, log: int, lsns: list[int], reason: str) -> Violation:
+def _lacks(
+    evidence: Evidence, asked: RunStarted, log: int, lsns: list[int], reason: str
+) -> Violation:
     more = f" from here to {format_lsn(lsns[-1])}" if lsns[1:] else ""
-    wanted = asked_for(evidence.run)
+    wanted = asked_for(asked)
     return Violation("S15", f"{reason}{more}; {wanted}", log, lsns[0], evidence.disks[log].dumps)
 
 
@@ -108,7 +111,7 @@ def _plugs(disk: Disk, gap: GapDelivered) -> Iterator[int]:
 
 
 def _lack(
-    evidence: Evidence,
+    asked: RunStarted,
     piece: DiskRange | None,
     is_record: bool,
     racks: Mapping[int, str],
@@ -129,4 +132,4 @@ def _lack(
     if nodes:
         nodes |= excused
         spread |= {racks[node] for node in excused}
-    return lacking(evidence.run, nodes, spread)
+    return lacking(asked, nodes, spread)

@@ -27,6 +27,7 @@ from cordwood.sim.history import (
     NodeStarted,
 )
 from cordwood.sim.name_events import LogSought, NameLeads
+from cordwood.sim.token_events import FenceAsked
 
 APPEND_BOUND_S = 5.0
 """L1, of docs/sources/reliability.md §3."""
@@ -73,7 +74,8 @@ def check_appends_succeed(evidence: Evidence, bound_s: float = APPEND_BOUND_S) -
     the log, and a caller may stop there. Appends in flight on nodes that were lost for ever are not
     judged, nor appends before the loss was reported. The return of a node counts like the end of a
     fault: an append that began up to `bound_s` after it may end with an unknown outcome, and with
-    no other error. The same holds for nodes that are readmitted after their disk was lost.
+    no other error. The same holds for nodes that are readmitted after their disk was lost, and for
+    a log whose fencing token another client takes: a new epoch ends the epoch of the holder before.
     """
     if evidence.healed_at is None:
         return []
@@ -88,7 +90,10 @@ def check_appends_succeed(evidence: Evidence, bound_s: float = APPEND_BOUND_S) -
             and append.invoked_at >= evidence.healed_at
             and (evidence.lost_at is None or append.end_at < evidence.lost_at)
             and not _says_nothing(append, bound_us)
-            and not any(_is_overtaken(append, each, bound_us) for each in back_us)
+            and not any(
+                _is_overtaken(append, each, bound_us)
+                for each in (*back_us, *_fences_us(evidence, append))
+            )
         ]
         found.extend(_first_success(evidence, log, tried, bound_us))
         settled_us = evidence.time_of(evidence.healed_at) + bound_us
@@ -105,6 +110,17 @@ def _let_in_us(evidence: Evidence) -> list[int]:
         e.time_us
         for _, e in evidence.of(NodeStarted)
         if isinstance(e, NodeStarted) and e.node in lost
+    ]
+
+
+def _fences_us(evidence: Evidence, append: Append) -> list[int]:
+    """The times when other clients asked for the log's fencing token."""
+    return [
+        e.time_us
+        for _, e in evidence.of(FenceAsked)
+        if isinstance(e, FenceAsked)
+        and e.log == append.invoked.log
+        and e.client != append.invoked.client
     ]
 
 

@@ -22,6 +22,7 @@ from cordwood.sim.end_events import (
     OlderFragmentsLacking,
     RebalanceOver,
     StaleServed,
+    UploadsLeft,
     WordsLeft,
 )
 from cordwood.sim.history import DumpedSlots, NodeDumped
@@ -32,6 +33,13 @@ def check_rebuilt(evidence: Evidence) -> list[Violation]:
     for _, event in evidence.of(WordsLeft):
         assert isinstance(event, WordsLeft), "as asked for"
         text = f"nodes {list(event.nodes)} are up, but the statuses of their data remain"
+        return [Violation("L4", text, 0, 0, (event,))]
+    for _, event in evidence.of(UploadsLeft):
+        assert isinstance(event, UploadsLeft), "as asked for"
+        text = (
+            f"main storage lacks records of logs {list(event.logs)}, and ledgers "
+            f"{list(event.ledgers)}, although a node reaches it"
+        )
         return [Violation("L4", text, 0, 0, (event,))]
     for _, event in evidence.of(RebalanceOver):
         assert isinstance(event, RebalanceOver), "as asked for"

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from cordwood.lsn import ESN_MAX, format_lsn, make_lsn
 from cordwood.sim.checkers.evidence import Evidence
-from cordwood.sim.checkers.spread import asked_for, lacking
+from cordwood.sim.checkers.spread import asked_for, asked_of, lacking
 from cordwood.sim.checkers.violation import Violation
 from cordwood.sim.history import BlockStored, CleanEpochSet, Event, NodeStarted, Released
 
@@ -35,13 +35,13 @@ def check_release_is_replicated(evidence: Evidence) -> list[Violation]:
             logs[event.log].add(event)
         elif isinstance(event, Released):
             first = logs[event.log].unchecked(event.lsn >> 32)
-            found.extend(_short(evidence, racks, logs[event.log], event, first, event.lsn))
+            found.extend(_short(evidence, at, racks, logs[event.log], event, first, event.lsn))
         elif isinstance(event, CleanEpochSet) and not evidence.may_lose(at):
             first = logs[event.log].unchecked(event.epoch)
             # Including the bridge, which comes after the last record.
             last = max(event.tail, make_lsn(event.epoch, 0)) + 1
             if last & ESN_MAX != ESN_MAX:
-                found.extend(_short(evidence, racks, logs[event.log], event, first, last))
+                found.extend(_short(evidence, at, racks, logs[event.log], event, first, last))
     return found
 
 
@@ -70,14 +70,19 @@ class _Stored:
 
 def _short(
     evidence: Evidence,
+    at: int,
     racks: Mapping[int, str],
     stored: _Stored,
     event: Released | CleanEpochSet,
     first: int,
     last: int,
 ) -> Iterator[Violation]:
-    """The first place of `[first, last]` that has too few copies."""
-    run = evidence.run
+    """The first place of `[first, last]` that has too few copies.
+
+    Args:
+        at: position of `event`.
+    """
+    run = asked_of(evidence, event.log, at)
     while first <= last:
         nodes = stored.nodes.get(first, set())
         then = evidence.racks_then(event.log, first >> 32)

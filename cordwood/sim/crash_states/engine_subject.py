@@ -310,7 +310,16 @@ class EngineScript:
     async def _end(self, log: int) -> None:
         """End the epoch below the seal; about half of its blocks then do not count."""
         seal = self._engine.sealed(log)
-        if seal < 2 or (log, seal - 1) in self._over:
+        if self._engine.cache.log(log).is_outdated(seal):
+            # A recovery tells an end before its epoch releases a record, so only a higher one does.
+            self._epochs[log] += 1
+            await self._seal(log, self._epochs[log])
+            seal = self._engine.sealed(log)
+        if (
+            seal < 2
+            or (log, seal - 1) in self._over
+            or self._engine.cache.log(log).is_outdated(seal)
+        ):
             return
         self._over.add((log, seal - 1))
         before = frozenset(self._sent)

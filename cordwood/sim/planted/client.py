@@ -5,6 +5,8 @@ Source: docs/sources/reliability.md §2 (etcd, Redpanda), §6.
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import dataclasses
 from collections.abc import Mapping, Sequence
 from operator import length_hint
@@ -52,6 +54,13 @@ def _unknown_resent(right: Any, self: LogAppends, connection: Connection) -> Non
     right(self, connection)
 
 
+async def _ticks_first(right: Any, self: BufferedWriter) -> None:
+    self._waits += 1
+    if self._waits % 256 == 0:
+        await asyncio.sleep(0)
+    await right(self)
+
+
 def _places_copied(right: Any, self: Producer, log: int, sequence: int) -> Any:
     places = {**self._lineage.places, **self._own}
     known = {each: place.sequence for each, place in places.items()}
@@ -62,6 +71,12 @@ def _ends_without_its_blocks(right: Any, self: BufferedWriter, error: CordwoodEr
     for lane in self._lanes.values():
         lane.stream = None
     right(self, error)
+
+
+def _place_left(right: Any, self: LogAppends) -> None:
+    broken = self._broken
+    right(self)
+    self._broken = broken
 
 
 def _begun_block_stays(right: Any, self: Reader) -> None:
@@ -81,6 +96,12 @@ async def _by_news(
     if go and self._group is not None:
         reading = reading._replace(generation=self._group.generation)
     await right(self, logs, new, reading, go=go)
+
+
+async def _begun_unsaved(self: Consumer, log: str, since: int) -> None:
+    self._begun[log] = since
+    with contextlib.suppress(Retryable):
+        await self._save({log: int(self._reader.position(log))}, self._reading([log]))
 
 
 def _values_only(
@@ -104,12 +125,12 @@ def _deadline_ignored(right: Any, self: LogAppends, now: float) -> None:
 
 
 def _doubt_forgotten(
-    right: Any, self: LogAppends, token: int, error: CordwoodError, node: NodeId
+    right: Any, self: LogAppends, token: int, error: CordwoodError, node: NodeId, by: Connection
 ) -> None:
     found = self._sent.get(token)
     if found is not None and isinstance(error, Retryable):
         found[0].maybe = False
-    right(self, token, error, node)
+    right(self, token, error, node, by)
 
 
 def _place_given_twice(right: Any, self: ProducerCall) -> None:
@@ -220,6 +241,10 @@ def _lane_of_each(right: Any, self: Appends, log: int, producer: Producer | None
 BUGS = (
     PlantedBug("unknown-resent", "a client sends records again although they may be stored",
                at(LogAppends.on_down).around(_unknown_resent), scenario=scenarios.RECOVERIES),
+    PlantedBug("writer-ticks-first", "a buffered writer lets others go on before an append has its "
+                                     "place",
+               at(BufferedWriter._wait_room).around(_ticks_first),
+               scene="tests/client/append/test_buffered_writer.py"),
     PlantedBug("doubt-forgotten",
                "an append that may be stored is reported as not stored after a later refusal",
                at(LogAppends.on_fault).around(_doubt_forgotten),
@@ -273,6 +298,10 @@ BUGS = (
                "that it has heard of since",
                at(Consumer._save_each).around(_by_news),
                scene="tests/client/read/test_consumer_handover.py"),
+    PlantedBug("begins-unsaved", "a member gives out records of a log whose begin at the tail is not "
+               "saved",
+               at(Consumer._save_first).instead(_begun_unsaved),
+               scene="tests/client/read/test_consumer_at_tail.py"),
     PlantedBug("loop-passes-turn", "a loop goes on with its block of a log that a cancelled call let "
                "go of",
                at(Reader.ask).around(_begun_block_stays),
@@ -282,6 +311,10 @@ BUGS = (
                scene="tests/client/append/test_writer_ends.py"),
     PlantedBug("values-are-records", "two records at one place are compared by their values only",
                at(ProducerCall.takes).around(_values_only),
+               scene="tests/client/append/test_producer_places.py"),
+    PlantedBug("place-left-to-next", "a producer's next block gets the place of a block that could not "
+               "be encoded",
+               at(LogAppends._cut).around(_place_left),
                scene="tests/client/append/test_producer_places.py"),
     PlantedBug("nowait-passes", "a call that does not wait takes the free space for which "
                                 "others wait",

@@ -18,16 +18,17 @@ from cordwood.errors import OutcomeUnknown
 from cordwood.layout.rebuild_events import Base, read_record
 from cordwood.lsn import EVENT_LOG
 from cordwood.metadata.event_log import EventLog, StoredEventLog
-from cordwood.nodes import Member, NodeId, Replication
+from cordwood.nodes import Member, NodeId, Nodeset, Replication
 from cordwood.protocol import event_log_restating
-from cordwood.protocol.event_log import apply
+from cordwood.protocol.event_log import Verdict, apply, replication_with_place
 from cordwood.protocol.event_log_follower import EventFollower, Taken
-from cordwood.rebuilding import RebuildEvent, RebuildingSet, Restated
+from cordwood.rebuilding import NeedsRebuild, RebuildEvent, RebuildingSet, Restated
 from cordwood.sequencer.activation import Activation
 from cordwood.sim.planted.bug import PlantedBug, at
 from cordwood.sim.planted.rebuilding_scenarios import EVENTS_LOST, EVENTS_REPLICATED
 from cordwood.storage.rebuild import donor
 from cordwood.storage.rebuild.admission import Admission
+from cordwood.storage.rebuild.drain_orders import DrainOrders
 from cordwood.storage.rebuild.epoch_nodesets import heard_nodesets
 from cordwood.wire.peers import Peers
 
@@ -108,6 +109,18 @@ def _as_asked(self: Activation, asked: Replication) -> Replication:
     return asked
 
 
+def _emptied_counted(self: Activation, asked: Replication) -> Replication:
+    able = tuple(member for member in self._said() if member.weight > 0)
+    return replication_with_place(Nodeset(able), asked) if able else asked
+
+
+async def _checked_before(
+    self: DrainOrders, event: NeedsRebuild, seen: int | None = None
+) -> Verdict:
+    await self._check_event_log(NodeId(event.node))
+    return await self._say(event)
+
+
 class _NeverKept:
     """Adds events, and leaves the base as it is."""
 
@@ -176,6 +189,14 @@ BUGS = (
     PlantedBug("event-log-as-asked", "the event log is replicated as the root asks, although its "
                "nodes cannot record a loss so: after a loss no event is added, and no node rebuilt",
                at(Activation._of_event_log).instead(_as_asked),
+               scene="tests/storage/test_event_log_place.py"),
+    PlantedBug("event-log-counts-empty", "the event log counts nodes that are drained for good as "
+               "nodes for its copies: with two of five drained no further loss is recorded",
+               at(Activation._of_event_log).instead(_emptied_counted),
+               scene="tests/storage/test_event_log_place.py"),
+    PlantedBug("event-log-drains-cross", "of two drains at once each is checked without the other: no "
+               "event can be stored any more, not even the end of a drain",
+               at(DrainOrders.begin).instead(_checked_before),
                scene="tests/storage/test_event_log_place.py"),
     PlantedBug("events-moved-early", "events move into the event log while a node runs a version "
                "that does not follow it: it goes on by an older set",

@@ -2,31 +2,58 @@
 
 from __future__ import annotations
 
+from collections.abc import Set
 from typing import Any
 
 from cordwood.admin import ledger_autorecovery as role
+from cordwood.admin import ledger_filling
 from cordwood.admin.ledger_autorecovery import LedgerAutorecovery
-from cordwood.client.ledgers import entry_calls, ledger_check, ledger_recovering, ledger_repair
+from cordwood.client.ledgers import (
+    entry_calls,
+    entry_reading,
+    ledger_check,
+    ledger_recovering,
+    ledger_repair,
+)
+from cordwood.client.ledgers.copy_states import CopyStates
 from cordwood.client.ledgers.ledger_check import LedgerChecking
 from cordwood.client.ledgers.ledger_repair import LedgerRepair, write_copies
 from cordwood.client.ledgers.ledgers import Ledgers
+from cordwood.client.ledgers.readable_ledger import ReadableLedger
+from cordwood.client.ledgers.stray_copies import is_stray, stray_copies, stray_entries
 from cordwood.ledger import LedgerMetadata, LedgerState, Striping, Versioned
 from cordwood.metadata import ledger_marks
 from cordwood.metadata.ledger_marks import LedgerMarks, _key
 from cordwood.metadata.ledgers import LedgerMetadataStore
 from cordwood.protocol import ledger_autorecovery as rule
+from cordwood.protocol import ledger_check as check_rule
+from cordwood.protocol import ledger_recovery as recovery_rule
 from cordwood.protocol import ledger_repair as repair_rule
 from cordwood.protocol.ledger_autorecovery import Mark, Step
 from cordwood.protocol.ledger_check import Copy
+from cordwood.protocol.ledger_fills import Fills, Look, back_in_place
 from cordwood.protocol.ledger_repair import LostPlace
 from cordwood.protocol.ledger_writer import LedgerWriter, Phase, WriteMetadata
 from cordwood.quorum.ensemble_choice import ANYWHERE, Placement, placement_of
 from cordwood.sim.planted.bug import Plant, PlantedBug, at, together, value
 from cordwood.sim.planted.rebuilding_scenarios import LEDGERS_LOST, LEDGERS_STAY_OPEN
 from cordwood.storage.engine import StorageEngine
+from cordwood.storage.ledgers.ledger_cut import LedgerCut
 from cordwood.storage.ledgers.ledger_store import LedgerStore
+from cordwood.storage.log_cache import FlushSet
+from cordwood.storage.logs_db.log_drops import drop_logs
+from cordwood.storage.logs_db.logs_store import LogsStore
+from cordwood.storage.rebuild import kept_ledgers
 
 SCENE = "tests/storage/test_ledger_autorecovery_bugs.py"
+
+UNREADABLE = "tests/storage/test_ledger_unreadable_entries.py"
+
+UPLOADS = "tests/storage/test_ledger_repair_uploads.py"
+
+STUCK = "tests/storage/test_ledger_stuck_recovery.py"
+
+STRAYS = "tests/storage/test_ledger_strays.py"
 
 DAMAGE = "tests/client/ledgers/test_ledger_damage.py"
 
@@ -35,7 +62,7 @@ def _looks_at_the_last_fragment(metadata: LedgerMetadata) -> frozenset[int]:
     return frozenset(metadata.newest.nodes)
 
 
-async def _marks_nothing(self: LedgerAutorecovery) -> None:
+async def _marks_nothing(self: LedgerAutorecovery, metadata: LedgerMetadata) -> None:
     return None
 
 
@@ -47,17 +74,27 @@ async def _takes_any_version_away(self: LedgerMarks, ledger: int, version: int) 
 
 
 def _shuts_writers_out(
-    right: Any, metadata: LedgerMetadata | None, mark: Mark, now_us: int, fenced: Any = frozenset()
+    right: Any,
+    metadata: LedgerMetadata | None,
+    mark: Mark,
+    now_us: int,
+    fenced: Set[int] = frozenset(),
+    seen_us: int = 0,
 ) -> Any:
-    found = right(metadata, mark, now_us, fenced)
+    found = right(metadata, mark, now_us, fenced, seen_us)
     is_open = metadata is not None and metadata.state is LedgerState.OPEN
     return Step.RECOVER if is_open and found in (Step.WAIT, Step.REPAIR_OLDER) else found
 
 
 def _leaves_open_ledgers(
-    right: Any, metadata: LedgerMetadata | None, mark: Mark, now_us: int, fenced: Any = frozenset()
+    right: Any,
+    metadata: LedgerMetadata | None,
+    mark: Mark,
+    now_us: int,
+    fenced: Set[int] = frozenset(),
+    seen_us: int = 0,
 ) -> Any:
-    found = right(metadata, mark, now_us, fenced)
+    found = right(metadata, mark, now_us, fenced, seen_us)
     return Step.WAIT if found is Step.REPAIR_OLDER else found
 
 
@@ -69,6 +106,17 @@ def _proposes_what_it_knew(self: LedgerWriter, held: Versioned, ensemble: tuple[
 
 def _leaves_the_last_out(right: Any, place: LostPlace, striping: Striping) -> Any:
     return right(place, striping)[:-1]
+
+
+def _marks_only_lost(
+    right: Any,
+    metadata: LedgerMetadata,
+    lost: Set[int],
+    now_us: int,
+    leaving: Set[int] = frozenset(),
+) -> Mark | None:
+    found: Mark | None = right(metadata, lost, now_us)
+    return found
 
 
 async def _copies_nothing(cluster: Any, metadata: LedgerMetadata, node: int, copies: Any) -> int:
@@ -85,8 +133,14 @@ async def _says_nothing_before(
     return held
 
 
-def _joins_what_is_not_closed(found: LedgerMetadata, place: LostPlace, node: int) -> bool:
-    return found.state is not LedgerState.CLOSED
+def _joins_what_is_not_closed(
+    found: LedgerMetadata, place: LostPlace, node: int, *, was_closed: bool = False
+) -> bool:
+    return was_closed or found.state is not LedgerState.CLOSED
+
+
+def _takes_no_change(before: LedgerMetadata, found: LedgerMetadata) -> bool:
+    return found == before
 
 
 async def _says_nothing_of_a_spare(self: ledger_recovering._Attempt, node: int) -> None:
@@ -111,7 +165,7 @@ def _anywhere(metadata: LedgerMetadata) -> Placement:
     return ANYWHERE
 
 
-def _is_believed(right: Any, self: LedgerChecking, source: str, answer: Any) -> Copy:
+def _is_believed(right: Any, self: CopyStates, source: str, answer: Any) -> Copy:
     return Copy.WHOLE
 
 
@@ -130,11 +184,14 @@ async def _ends_alone(
     share: float = 1.0,
     fills: bool = False,
     settled: bool = False,
+    entries: Any = None,
+    turn: Any = None,
     on_progress: Any = None,
 ) -> Any:
     return await right(
-        self, ledger, password, share=0, fills=fills, settled=settled, on_progress=on_progress
-    )
+        self, ledger, password, share=0, fills=fills, settled=settled, entries=entries,
+        turn=turn, on_progress=on_progress,
+    )  # fmt: skip
 
 
 async def _finds_it_damaged(self: LedgerStore, ledger: int, held: Any, entry: int) -> Any:
@@ -144,6 +201,38 @@ async def _finds_it_damaged(self: LedgerStore, ledger: int, held: Any, entry: in
 
 def _is_another_in_any_case(item: Any, answer: Any, seal: Any) -> bool:
     return True
+
+
+def _keeps_only_what_is_flushed(batch: FlushSet) -> LedgerCut:
+    return LedgerCut()
+
+
+async def _drops_no_logs(store: LogsStore) -> None:
+    return
+
+
+def _is_no_member(metadata: LedgerMetadata, entry: int, node: int) -> bool:
+    return node not in metadata.nodes_at(entry)
+
+
+def _passes_over_in_any_case(*, is_noted: bool, is_refill: bool) -> bool:
+    return True
+
+
+def _believes_silence(whole: int, wanted: int) -> bool:
+    return not whole
+
+
+async def _finds_no_strays(cluster: Any, metadata: LedgerMetadata, entries: Any) -> Any:
+    return []
+
+
+async def _hears_of_no_strays(cluster: Any, metadata: LedgerMetadata, entries: Any) -> Any:
+    return frozenset()
+
+
+async def _takes_one_reply(cluster: Any, metadata: LedgerMetadata, entries: Any) -> Any:
+    return frozenset(each.entry for each in await stray_copies(cluster, metadata, entries))
 
 
 def _bug(name: str, story: str, plant: Plant) -> PlantedBug:
@@ -192,33 +281,100 @@ BUGS = (
                     at(StorageEngine.ask_for_flush).instead(lambda self: None))),
     _scene("drained-stays", "a drained node takes a writer's entries, until a recovery shuts it out",
            at(LedgerStore._takes_no_writers).instead(lambda self: bool(self._engine.read_only))),
+    _scene("drain-unmarked", "ledgers are marked only once a drained node is empty, and may be stopped",
+           at(rule.mark_of, within=role).around(_marks_only_lost)),
     _scene("copies-first", "a node gets copies before the metadata says so",
            at(LedgerRepair._announce).instead(_says_nothing_before)),
     _scene("of-another-run", "a repair names a node that restarted after its copies, in a ledger that "
            "another client changed", at(ledger_repair._Copying.is_kept).instead(_believes_the_copies)),
     _scene("named-twice", "a node gets copies for a place of a fragment that another repair has changed",
            at(repair_rule.may_join).instead(_joins_what_is_not_closed)),
+    PlantedBug("ledger-repair-stops-at-upload",
+               "a failing upload to main storage ends each repair of its ledger",
+               at(repair_rule.is_only_claimed).instead(_takes_no_change), scene=UPLOADS),
+    PlantedBug("ledger-repair-waits-for-end",
+               "a ledger that cannot be ended gets no copies of its older fragments",
+               at(rule.step_without_end, within=role).instead(lambda metadata, mark: Step.WAIT),
+               scene=STUCK),
+    PlantedBug("ledger-repair-strays-wait-for-end",
+               "entries that a repair passed over wait for their copies until the ledger is closed",
+               at(Fills.look).instead(lambda self, mark, version, back: Look(())), scene=STUCK),
+    PlantedBug("ledger-repair-empty-waits-for-end",
+               "without a spare, a node that is back empty gets no copies until the ledger is closed",
+               at(back_in_place, within=ledger_filling).instead(
+                   lambda metadata, mark, whole: frozenset()), scene=STUCK),
+    PlantedBug("ledger-recovery-settles-nothing",
+               "an unreadable entry at the end leaves all others of its fragment without new copies",
+               at(recovery_rule.may_settle).instead(lambda lac, source, answers: False), scene=STUCK),
     _scene("misses-others", "the mark of a node goes although another repair named it meanwhile",
            at(repair_rule.is_finished).instead(lambda before, after, filled, is_lost: True)),
     _scene("forgets-fences", "a writer that a member's loss has shut out counts as going on",
            at(rule.nodes_to_ask, within=role).instead(lambda metadata, mark: frozenset())),
+    _scene("mark-ahead", "the grace of a mark from a clock that is ahead ends by that clock",
+           at(rule.SeenMarks.seen_us).instead(lambda self, mark, now_s: 0)),
     PlantedBug("ledger-recovery-copies-first",
                "a spare of a recovery gets copies before the metadata says so",
                at(ledger_recovering._Attempt._announce).instead(_says_nothing_of_a_spare), scene=SCENE),
     _scene("gives-up", "a repair that makes progress is cut short, and begins anew each time",
            at(role._extend).instead(_leaves_it)),
     _check("believes", "a node without an entry counts as having it",
-           at(LedgerChecking._state).around(_is_believed)),
+           at(CopyStates.state).around(_is_believed)),
     _check("metadata-first", "a check uses metadata that it read before it heard the LAC",
            at(LedgerChecking._confirmed).instead(_knows_the_metadata)),
     _check("ends-alone", "only the ends of fragments are filled in a ledger that lacks entries",
            at(Ledgers.check).around(_ends_alone)),
     _check("fills-nothing", "missing entries are reported as filled and are not",
            at(write_copies, within=ledger_check).instead(_copies_nothing)),
+    PlantedBug("ledger-repair-one-stops-all",
+               "an entry without a readable copy leaves all others of its ledger without new copies",
+               at(repair_rule.unreadable).instead(lambda told, is_gone: None), scene=UNREADABLE),
+    PlantedBug("ledger-check-ends-only",
+               "the nodes look at the ends of fragments, and at no entry between",
+               at(check_rule.run_between).instead(lambda first, last, turn: range(0)),
+               scene=UNREADABLE),
+    PlantedBug("ledger-repair-hides-strays",
+               "entries that come back with a replaced node are looked for on its successor only",
+               together(at(stray_copies, within=entry_reading).instead(_finds_no_strays),
+                        at(stray_entries, within=ledger_check).instead(_hears_of_no_strays)),
+               scene=UNREADABLE),
+    PlantedBug("ledger-strays-in-ensemble",
+               "no one asks a member of a fragment for entries that do not belong to its place",
+               # Before a repair names it, its entries would get their copies.
+               together(at(is_stray).instead(_is_no_member),
+                        at(Fills.look).instead(lambda self, mark, version, back: Look(()))),
+               scene=STRAYS),
+    PlantedBug("ledger-check-one-stray-reply",
+               "a check calls entries lost that did not fit into the first reply of a stray node",
+               at(stray_entries, within=ledger_check).instead(_takes_one_reply), scene=STRAYS),
+    PlantedBug("ledger-mark-names-all",
+               "a mark goes once the entries that it names are filled, while there are more",
+               at(rule.may_fill_more, within=role).instead(lambda has_more, filled, missing: False),
+               scene=STRAYS),
+    PlantedBug("ledger-mark-believes-silence",
+               "a mark goes although a node that does not answer may lack the entries that it names",
+               at(check_rule.lacks_copies).instead(_believes_silence), scene=STRAYS),
+    PlantedBug("ledger-repair-notes-nothing",
+               "a repair by hand passes entries over, and nothing tells which nodes may have them",
+               at(repair_rule.may_pass_over).instead(_passes_over_in_any_case),
+               scene=STRAYS),
+    PlantedBug("ledger-settled-unconfirmed",
+               "an acknowledged entry counts as unconfirmed because no asked node has told a LAC",
+               at(ReadableLedger._raise_to_settled).instead(lambda self: None), scene=STRAYS),
+    PlantedBug("ledger-recovery-hides-strays",
+               "a recovery asks only its nodes for the last confirmed entry, which tells the length",
+               at(stray_copies, within=ledger_recovering).instead(_finds_no_strays), scene=STRAYS),
     PlantedBug("ledger-unreadable-stops-all",
                "a ledger whose metadata cannot be read ends the work on those after it",
                at(LedgerMetadataStore.get_if_readable).instead(LedgerMetadataStore.get),
                scene="tests/storage/test_ledger_unreadable.py"),
+    PlantedBug("ledgers-dropped-with-wal",
+               "a node that joins with its ledgers drops entries that only its WAL has",
+               at(kept_ledgers._ledgers_of).instead(_keeps_only_what_is_flushed),
+               scene="tests/storage/test_kept_ledgers.py"),
+    PlantedBug("logs-kept-with-ledgers",
+               "a node that joins with its ledgers serves the blocks of logs that it had before",
+               at(drop_logs, within=kept_ledgers).instead(_drops_no_logs),
+               scene="tests/storage/test_kept_ledgers.py"),
     PlantedBug("ledger-keeps-rotten",
                "a node refuses a new copy of an entry whose row fails the table's checksum",
                at(LedgerStore._find_whole).instead(_finds_it_damaged), scene=DAMAGE),

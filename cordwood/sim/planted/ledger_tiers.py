@@ -6,13 +6,13 @@ Source: docs/protocol/ledgers.md (Main storage).
 from __future__ import annotations
 
 import random
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
 from cordwood import ledger as ledger_values
 from cordwood.client.ledgers import ledger_check
-from cordwood.client.ledgers.ledger_check import LedgerChecking
+from cordwood.client.ledgers.copy_states import CopyStates
 from cordwood.client.ledgers.ledger_tiering import LedgerTiering
 from cordwood.errors import Malformed
 from cordwood.layout.manifest import LedgerManifest, LedgerPart
@@ -20,8 +20,9 @@ from cordwood.layout.message_ledgers import AddEntries, AddRefusal
 from cordwood.layout.object_names import LEDGERS
 from cordwood.ledger import LedgerMetadata, LedgerState
 from cordwood.log_attributes import LogAttributes
+from cordwood.nodes import NodeId
 from cordwood.protocol import ledger_check as check_rule
-from cordwood.protocol import ledger_tiering
+from cordwood.protocol import ledger_tiering, upload_turns
 from cordwood.protocol.ledger_check import Copy, LedgerCheck
 from cordwood.settings import StorageSettings
 from cordwood.sim.fault_plan import Damage
@@ -29,11 +30,11 @@ from cordwood.sim.object_store import BucketFaults
 from cordwood.sim.options import RunOptions
 from cordwood.sim.planted.bug import Plant, PlantedBug, at, together
 from cordwood.sim.planted.scenarios import both, cluster_of, scenario
-from cordwood.sim.tier_options import SMALL_OBJECTS, tiered
+from cordwood.sim.tier_options import SMALL_OBJECTS, tiered, with_one_left
 from cordwood.storage.ledgers.ledger_store import LedgerStore
 from cordwood.tier.ledger_collect import Fate
 from cordwood.tier.ledger_history import LedgerHistory
-from cordwood.uploading import ledger_drops
+from cordwood.uploading import ledger_drops, ledger_uploads
 from cordwood.uploading.ledger_drops import LedgerDrops
 from cordwood.uploading.ledger_tend import LedgerTend
 
@@ -76,6 +77,11 @@ def _at_once(options: RunOptions) -> RunOptions:
     return replace(made, cluster=replace(made.cluster, tier=tier))
 
 
+def _left_to_one(options: RunOptions) -> RunOptions:
+    """As `_in_main_storage`, and one node alone reaches main storage."""
+    return with_one_left(_in_main_storage(options))
+
+
 TIERED = scenario(
     "crash", "pause", "client_crash",
     every_s=1.0, length_s=25.0, shape=both(cluster_of(5, 3), _in_main_storage),
@@ -93,6 +99,16 @@ AT_ONCE = scenario(
     every_s=1.0, length_s=25.0, shape=both(cluster_of(5, 3), _at_once),
 )  # fmt: skip
 """The same, and nothing is left of an attempt that another attempt ended."""
+
+ONE_LEFT = scenario(
+    "client_crash",
+    every_s=3.0, length_s=10.0, shape=both(cluster_of(4, 3), _left_to_one),
+)  # fmt: skip
+"""One node alone reaches main storage."""
+
+
+def _always_the_first(order: Sequence[NodeId], now_us: int, look_s: float) -> NodeId | None:
+    return order[0] if order else None
 
 
 def _lets_go_of_what_is_claimed(metadata: LedgerMetadata, now_us: int, keep_s: float) -> bool:
@@ -176,8 +192,8 @@ def _asks_nodes(metadata: LedgerMetadata, last: int) -> LedgerCheck:
 
 
 def _takes_it_for_missing(
-    right: Callable[[LedgerChecking, str, Any], Copy],
-    self: LedgerChecking,
+    right: Callable[[CopyStates, str, Any], Copy],
+    self: CopyStates,
     source: str,
     answer: Any,
 ) -> Copy:
@@ -210,6 +226,8 @@ BUGS = (
                   at(LedgerDrops._see).instead(_sees_nothing))),
     _bug("any-attempt", "a reader takes the objects of any attempt, committed or not",
          at(LedgerHistory._load).instead(_takes_any_attempt), KEPT),
+    _bug("no-stand-in", "closed ledgers wait for the first node, which does not reach main storage",
+         at(upload_turns.uploader_of, within=ledger_uploads).instead(_always_the_first), ONE_LEFT),
     _bug("commits-overtaken", "an attempt is committed although another attempt has ended it",
          together(at(LedgerTiering._commit).around(_commits_what_was_overtaken),
                   at(ledger_values._may_tier).instead(_may_commit_any),
@@ -217,6 +235,6 @@ BUGS = (
     _bug("check-fills", "a check asks nodes for a ledger that they let go of, and fills their "
                         "copies",
          together(at(check_rule.begun, within=ledger_check).instead(_asks_nodes),
-                  at(LedgerChecking._state).around(_takes_it_for_missing),
+                  at(CopyStates.state).around(_takes_it_for_missing),
                   at(LedgerStore._refusal).around(_takes_copies_back))),
 )  # fmt: skip

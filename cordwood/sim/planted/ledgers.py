@@ -10,16 +10,20 @@ from typing import Any
 from cordwood.admin.ledger_calls import LedgerCalls
 from cordwood.client.ledgers import ledger_nodes, readable_ledger, run_reading
 from cordwood.client.ledgers.ledger_following import Following, LedgerBatches
+from cordwood.client.ledgers.ledger_metadata_calls import LedgerMetadataCalls
 from cordwood.client.ledgers.ledger_recovering import Patience
-from cordwood.client.ledgers.readable_ledger import ReadableLedger
+from cordwood.client.ledgers.readable_ledger import LedgerEntry, ReadableLedger
 from cordwood.client.ledgers.run_reading import Opened
 from cordwood.client.ledgers.writable_ledger import WritableLedger
+from cordwood.layout.ledger_metadata import pack_ledger, read_ledger
 from cordwood.layout.ledger_records import LedgerEntries, LedgerFlag, unpack_entries
 from cordwood.layout.message_ledgers import (
     AddEntries,
     AddRefusal,
     AddReply,
+    CreateLedger,
     ForceEntries,
+    LedgerReply,
     SetLedger,
 )
 from cordwood.ledger import LedgerMetadata, LedgerState, Versioned
@@ -29,6 +33,8 @@ from cordwood.metadata.ledgers import LedgerMetadataStore
 from cordwood.protocol.ledger_recovery import LedgerRecovery
 from cordwood.protocol.ledger_writer import (
     Acked,
+    Effect,
+    Forced,
     LedgerWriter,
     Phase,
     Refusal,
@@ -176,6 +182,21 @@ async def _makes_over_another(
     return await right(self, metadata)
 
 
+async def _allots_nothing(self: LedgerMetadataCalls, *, timeout_s: float) -> int:
+    return -1
+
+
+async def _allots_while_it_makes(
+    right: Any, self: LedgerMetadataCalls, ledger: int, metadata: LedgerMetadata,
+    *, timeout_s: float,
+) -> Any:  # fmt: skip
+    if ledger >= 0:
+        return await right(self, ledger, metadata, timeout_s=timeout_s)
+    reply = await self._ask(CreateLedger(ledger, pack_ledger(metadata)), timeout_s)
+    assert isinstance(reply, LedgerReply), "CreateLedger is answered so"
+    return Versioned(read_ledger(reply.value), reply.version)
+
+
 async def _remembers_no_deletion(self: LedgerMetadataStore, ledger: int) -> bool:
     return False
 
@@ -225,6 +246,16 @@ def _confirms_what_came_since(
     if found is not None:
         found.through, found.length = self.head, self._head_length
     return right(self, force, node, run)
+
+
+def _ends_one_force(
+    right: Any, self: LedgerWriter, force: int, node: int, run: int = 0
+) -> list[Effect]:
+    before = dict(self._forces)
+    effects: list[Effect] = right(self, force, node, run)
+    overtaken = [each for each in effects if isinstance(each, Forced) and each.force != force]
+    self._forces.update({each.force: before[each.force] for each in overtaken})
+    return [each for each in effects if each not in overtaken]
 
 
 def _forced_by_one(right: Any, self: LedgerWriter, force: int, node: int, run: int = 0) -> Any:
@@ -298,6 +329,18 @@ async def _keeps_what_it_knows(self: ReadableLedger) -> LedgerMetadata:
     return self.metadata
 
 
+async def _learns_only_the_end(self: ReadableLedger) -> LedgerMetadata:
+    self._held = await self._calls.get(self.ledger_id)
+    if self.is_closed:
+        self.last_add_confirmed = self.metadata.last
+    return self.metadata
+
+
+async def _reads_on(self: ReadableLedger, first: int, last: int) -> list[LedgerEntry]:
+    self._check_range(first, last)
+    return await self._read_range(first, last)
+
+
 def _closes_up(parts: Sequence[Opened], step: int, count: int) -> Opened:
     rows = zip_longest(*(zip(*part, strict=True) for part in parts))
     some = [each for row in rows for each in row if each is not None]
@@ -306,6 +349,10 @@ def _closes_up(parts: Sequence[Opened], step: int, count: int) -> Opened:
 
 def _sees_nobody(self: WritableLedger) -> bool:
     return False
+
+
+def _takes_any_end(self: WritableLedger) -> None:
+    """It is closed."""
 
 
 def _may_always_change(self: LedgerWriter) -> bool:
@@ -366,14 +413,25 @@ BUGS = (
     _bug("forced-by-one", "a force is done when one node has answered it",
          _deferred(at(LedgerWriter.on_forced).around(_forced_by_one),
                    value(lambda: ledger_clients.SHAPES, WIDE_COPIES)), DEFERRED),
+    _bug("close-hides-loss", "a close is done although unforced entries are not in the ledger",
+         _deferred(at(WritableLedger._check_end).instead(_takes_any_end)), DEFERRED),
     PlantedBug("ledger-force-of-another-run",
                "a force counts for a node that restarted after its acks",
                at(LedgerWriter._is_same_run).instead(_counts_any_run),
+               scene="tests/client/ledgers/test_ledger_forces.py"),
+    PlantedBug("ledger-force-overtaken",
+               "a force waits for its own answers although a later force has confirmed its entries",
+               at(LedgerWriter.on_forced).around(_ends_one_force),
                scene="tests/client/ledgers/test_ledger_forces.py"),
     PlantedBug("ledger-fragments-unbounded",
                "a writer adds so many fragments that the metadata cannot take the ledger's end",
                at(LedgerWriter._may_change).instead(_may_always_change),
                scene="tests/client/ledgers/test_ledger_bounds.py"),
+    PlantedBug("ledger-made-with-its-id",
+               "one call allots an id and makes the ledger, so a repeat makes another ledger",
+               together(at(LedgerMetadataCalls.allot).instead(_allots_nothing),
+                        at(LedgerMetadataCalls.create).around(_allots_while_it_makes)),
+               scene="tests/client/ledgers/test_ledger_creation.py"),
     PlantedBug("ledger-sweeps-strangers",
                "nodes drop ledgers that the metadata store lacks although no client deleted them",
                at(LedgerCalls._was_deleted).instead(_takes_all_for_deleted),
@@ -418,8 +476,16 @@ BUGS = (
                "a reader reports an entry as missing because replaced nodes do not have it",
                at(ReadableLedger.refresh).instead(_keeps_what_it_knows),
                scene="tests/client/ledgers/test_ledger_moves.py"),
+    PlantedBug("ledger-beyond-its-end",
+               "a reader gets a copy behind the end of a closed ledger, which no recovery found",
+               at(ReadableLedger.read_unconfirmed).instead(_reads_on),
+               scene="tests/client/ledgers/test_ledger_moves.py"),
     PlantedBug("ledger-waits-for-old-nodes",
                "a reader spends its whole wait on nodes that were replaced",
                value(lambda: readable_ledger.POLL_S, 20.0),
                scene="tests/client/ledgers/test_ledger_moves.py"),
+    PlantedBug("ledger-settled-at-opening",
+               "a reader learns only from its first reading of the metadata what is confirmed",
+               at(ReadableLedger.refresh).instead(_learns_only_the_end),
+               scene="tests/client/ledgers/test_ledger_settled.py"),
 )  # fmt: skip

@@ -27,6 +27,7 @@ from cordwood.tier.log_manifest import LogManifest
 from cordwood.tier.merge import MergeTask
 from cordwood.tier.object_store import Etag, ObjectStore
 from cordwood.tier.patient_store import PatientStore
+from cordwood.tier.presence import Presence
 from cordwood.tiered import MERGED, Entry, Head
 
 if TYPE_CHECKING:
@@ -192,6 +193,12 @@ def _drops_a_neighbour(
     return made._replace(levels=(tuple(entries), *made.levels[1:]))
 
 
+async def _never_the_only_one(
+    self: Presence, manifest: LogManifest, head: Head, first: int, last: int, fence: int
+) -> bool:
+    return False
+
+
 BUGS: tuple[PlantedBug, ...] = (
     PlantedBug("merge-leaves-out-the-last", "a merged object lacks one of the objects that it "
                                             "replaces",
@@ -214,5 +221,9 @@ BUGS: tuple[PlantedBug, ...] = (
     PlantedBug("merge-taken-for-trim", "a reader treats a merged object as trimmed",
                together(at(HistorySpans._begin_anew).around(_takes_merged_for_trimmed),
                         at(HistoryReader._parts).around(_fetches_slowly)), scenario=_HASTY),
+    PlantedBug("tier-collects-the-only-copies", "the collection deletes merged objects although an "
+               "older manifest names objects that are gone",
+               at(Presence.is_only).instead(_never_the_only_one),
+               scene="tests/tier/test_older_manifest.py"),
 )  # fmt: skip
 """Every bug of compaction."""

@@ -2,23 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import asyncio
+from collections.abc import AsyncIterator, Iterable, Mapping
 from typing import Any
 from zlib import crc32
 
 import msgspec
 
 from cordwood.admin import consumer_calls
+from cordwood.client.admin.positions import Positions
+from cordwood.client.append.producer import Producer
+from cordwood.client.find import tail_calls
 from cordwood.client.find.known_logs import KnownLogs
 from cordwood.client.find.log_finding import LogFinding
 from cordwood.client.find.log_info import AnyLog, LogInfo
+from cordwood.client.find.several_logs import find_several
 from cordwood.client.read.consumer_logs import Ask, ConsumerLogs, Read
-from cordwood.lsn import LogId
-from cordwood.metadata import change, log_rights
+from cordwood.client.read.cursors import Cursors
+from cordwood.lsn import LogId, Lsn
+from cordwood.metadata import change, epoch_store, log_listing, log_rights
 from cordwood.metadata.change import Decide, Known
-from cordwood.metadata.log_entries import LogEntries, name_key
+from cordwood.metadata.directories import DIRECTORIES_KEY, Directories, directories_of
+from cordwood.metadata.log_entries import LogEntries, LogEntry, decode, id_key, name_key
 from cordwood.metadata.log_tree import LogTree
-from cordwood.metadata.store import MetadataStore
+from cordwood.metadata.pages import pages
+from cordwood.metadata.store import MetadataStore, Page
 from cordwood.protocol import consumer_group
 from cordwood.protocol.consumer_group import Group
 from cordwood.sequencer.appender import LogAppender
@@ -45,6 +53,12 @@ async def _asked_by_name(
     if isinstance(key, int) and known is not None:
         key = known.name
     return await right(self, key, create, timeout_s)
+
+
+async def _second_by_name(self: Positions, log: AnyLog) -> tuple[LogInfo, Lsn]:
+    info = await self._fresh(log)
+    tail = await self._ask_tail(info)
+    return (info if tail.epoch <= info.epoch else await self._fresh(log)), tail
 
 
 def _opened_by_name(right: Any, self: LogFinding, log: AnyLog, **options: Any) -> Any:
@@ -88,6 +102,33 @@ async def _nothing(*rest: Any) -> None:
     pass
 
 
+async def _of_two_moments(self: LogTree, log_id: LogId) -> tuple[LogEntry | None, int, Directories]:
+    log, above = await asyncio.gather(
+        self._store.get(id_key(log_id)), self._store.get(DIRECTORIES_KEY)
+    )
+    entry = decode(log.value, LogEntry, f"log number {log_id}") if log else None
+    return entry, log.version if log else 0, directories_of(above)
+
+
+async def _moved_left_out(
+    right: Any, self: LogTree, log_id: LogId, version: int, errors: Any
+) -> Any:
+    info = await right(self, log_id, version, errors)
+    return None if version else info
+
+
+async def _all_at_once(store: MetadataStore, prefix: str) -> AsyncIterator[Page]:
+    yield await store.list(prefix)
+
+
+async def _given_up_blindly(self: LogEntries, name: str, log_id: LogId, log: LogEntry) -> None:
+    found = await self._store.get(id_key(log_id))
+    if found is not None:
+        log = decode(found.value, LogEntry, name)
+        gone = msgspec.json.encode(msgspec.structs.replace(log, is_deleted=True))
+        await self._store.compare_and_set(id_key(log_id), gone, found.version)
+
+
 async def _claims_last(
     right: Any, self: LogTree, log_id: LogId, name: str, new_name: str | None, check: Any
 ) -> None:
@@ -96,6 +137,12 @@ async def _claims_last(
     await right(twin, log_id, name, new_name, check)
     if new_name is not None:
         await self._entries.claim(new_name, log_id)
+
+
+async def _from_memory(
+    finding: LogFinding, logs: Iterable[AnyLog], *, create: bool, timeout_s: float
+) -> dict[AnyLog, LogInfo]:
+    return {log: await finding.find_log(log, create=create, timeout_s=timeout_s) for log in logs}
 
 
 BUGS = (
@@ -114,9 +161,27 @@ BUGS = (
     PlantedBug("read-by-name", "a call by a log's number looks the log up by its name",
                together(at(LogFinding.ask_log).around(_asked_by_name),
                         at(LogFinding.find_log).around(_opened_by_name)), scenario=scenarios.NAMES),
+    PlantedBug("second-by-name", "a trim looks its log up a second time by name",
+               at(Positions.opened).instead(_second_by_name), scene="tests/test_trim.py"),
     PlantedBug("cached-number-kept", "a client believes a name for as long as it runs",
                together(at(KnownLogs.has_changed).instead(lambda self, log: False),
                         at(KnownLogs.is_old).instead(lambda self, log: False)), scenario=scenarios.NAMES),
+    PlantedBug("names-from-memory", "two names of one call lead to one log, because one of them is "
+                                    "remembered, and another log is left out",
+               at(find_several, within=tail_calls).instead(_from_memory),
+               scene="tests/client/find/test_several_names.py"),
+    PlantedBug("claims-by-new-name", "a compare-and-set that was not answered moves a position in "
+                                     "another log when it is made again",
+               at(Cursors._earlier).instead(lambda self, asked: None),
+               scene="tests/client/read/test_claims_renamed.py"),
+    PlantedBug("claims-for-good", "a claim is answered with the outcome of an equal one in a log that "
+                                  "had the name before: two callers win it",
+               at(Cursors._told).instead(lambda self, consumer: None),
+               scene="tests/client/read/test_claims_renamed.py"),
+    PlantedBug("again-elsewhere", "records are sent again to another log that took the name, and "
+                                  "are stored twice",
+               at(Producer.check_led).instead(lambda self, name, log: None),
+               scene="tests/client/append/test_producer_renamed.py"),
     PlantedBug("name-taken-blindly", "an old name is removed without checking the log's present "
                                      "name",
                at(LogEntries.remove_name).instead(_takes_blindly),
@@ -124,6 +189,20 @@ BUGS = (
     PlantedBug("name-claimed-last", "a log goes to its new name before the name is claimed",
                at(LogTree.move).around(_claims_last),
                scenario=appending_scenarios.CROSSINGS),
+    PlantedBug("torn-attributes", "a log and its directories are read at two moments",
+               at(LogTree._still).instead(_of_two_moments),
+               scene="tests/metadata/test_log_tree.py"),
+    PlantedBug("moved-left-out", "a listing leaves out a log that is renamed while it reads",
+               at(LogTree._read_again).around(_moved_left_out),
+               scene="tests/metadata/test_log_tree.py"),
+    PlantedBug("lists-end", "logs are listed all at once, up to a number that deleted logs use up",
+               together(at(pages, within=log_listing).instead(_all_at_once),
+                        at(pages, within=epoch_store).instead(_all_at_once)),
+               scene="tests/sequencer/test_log_watch.py"),
+    PlantedBug("given-up-blindly", "a maker that lost the race for a name deletes a log that may "
+                                   "have been made",
+               at(LogEntries.give_up).instead(_given_up_blindly),
+               scene="tests/metadata/test_log_tree.py"),
     PlantedBug("change-unasked", "a node changes a log without asking for its tokens",
                at(log_rights.changed_rights).instead(lambda was, becomes: ()),
                scenario=scenarios.RIGHTS),

@@ -6,20 +6,35 @@ Source: docs/sources/logdevice.md 2.9 (storage states); docs/sources/reliability
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Set
 from typing import Any
 
+import msgspec
+
+from cordwood import node
+from cordwood.admin import maintenance_calls
+from cordwood.admin.fitness_calls import fitness_reply
 from cordwood.client.cluster import Cluster
 from cordwood.client.read import replica_scan
 from cordwood.client.read.replica_scan import _Scan
+from cordwood.impact.maintenance import Drains, MaintenanceSet, drains_of
 from cordwood.layout.frame import Frame
+from cordwood.layout.message_impact import FitnessReply
 from cordwood.metadata import membership
+from cordwood.metadata.change import Decide
+from cordwood.metadata.membership import Membership
 from cordwood.node import Node
 from cordwood.nodes import Member, NodeId
+from cordwood.protocol.event_log import Verdict
+from cordwood.rebuilding import NeedsRebuild, RebuildEvent, RebuildingSet, Undrained
 from cordwood.sim.planted import scenarios
 from cordwood.sim.planted.bug import PlantedBug, at, notes_of, together
 from cordwood.storage import amends, engine
 from cordwood.storage.engine import StorageEngine
 from cordwood.storage.logs_db.logs_store import LogsStore
+from cordwood.storage.rebuild import drain_orders
+from cordwood.storage.rebuild.drain_orders import Came, DrainOrders
+from cordwood.storage.rebuild.order_events import end_of_drain
 from cordwood.storage.refusals import refusal_of
 from cordwood.wire.connection import Connection
 
@@ -30,6 +45,13 @@ def _as_if_writable(right: Any, engine: StorageEngine, *rest: Any, **named: Any)
         return right(engine, *rest, **named)
     finally:
         engine.read_only = said
+
+
+def _ends_all(
+    right: Any, known: MaintenanceSet, draining: Set[int], empty: Set[int] = frozenset()
+) -> Drains:
+    ends: Drains = right(known, draining)
+    return ends
 
 
 def _space_all_the_same(right: Any, self: StorageEngine) -> int:
@@ -75,6 +97,41 @@ def _as_if_all_there(right: Any, engine: StorageEngine, *rest: Any, **named: Any
         engine.rebuilding = said
 
 
+def _of_any_node(known: RebuildingSet, node: int) -> RebuildEvent:
+    return Undrained(node)
+
+
+def _fit_before_sure(right: Any, engine: StorageEngine) -> FitnessReply:
+    reply: FitnessReply = right(engine)
+    return msgspec.structs.replace(reply, waits=False)
+
+
+_EMPTY_UNLOOKED = at(end_of_drain, within=drain_orders).instead(_of_any_node)
+
+
+async def _places_checked_before(
+    self: DrainOrders, event: NeedsRebuild, seen: int | None = None
+) -> Verdict:
+    if not event.forced:
+        await self._check_places(NodeId(event.node), self._known())
+    return await self._say(event)
+
+
+def _never(right: Any, self: Any) -> bool:
+    return False
+
+
+def _same_set(right: Any, self: DrainOrders, came: Came) -> bool:
+    return False
+
+
+async def _as_of_now(
+    right: Any, self: Membership, node_id: NodeId, decide: Decide, if_version: int
+) -> Member:
+    member: Member = await right(self, node_id, decide, 0)
+    return member
+
+
 BUGS = (
     PlantedBug("read-only-stores", "a read-only node stores what it is sent",
                together(at(StorageEngine.free_bytes).around(_space_all_the_same),
@@ -83,6 +140,32 @@ BUGS = (
                scenario=scenarios.READ_ONLY),
     PlantedBug("read-only-until-restart", "a read-only node stores again after a restart",
                at(Node.note_storage).around(_starts_writable), scenario=scenarios.READ_ONLY),
+    PlantedBug("request-end-stops-empty", "the end of a request ends the drain of an empty node, "
+                                          "which stops",
+               together(at(drains_of, within=maintenance_calls).around(_ends_all), _EMPTY_UNLOOKED),
+               scene="tests/storage/test_replace_node.py"),
+    PlantedBug("request-end-by-old-set", "the end of a request ends the drain of a node that is "
+                                         "empty, as the node that ends it has not heard so yet",
+               _EMPTY_UNLOOKED, scene="tests/storage/test_replace_node.py"),
+    PlantedBug("drains-cross", "of two drains at once each is checked without the other: none ends, "
+                               "and nobody reads what is appended meanwhile",
+               at(DrainOrders.begin).instead(_places_checked_before),
+               scene="tests/recovery/test_drained_nodes.py"),
+    PlantedBug("late-drain-again", "a node that was cut off with the order of a drain carries it out "
+                                   "after it was taken back",
+               together(at(Came.is_late).around(_never),
+                        at(DrainOrders.has_changed).around(_same_set)),
+               scene="tests/storage/test_drain_orders.py"),
+    PlantedBug("late-status-again", "a node that was cut off with an operator's word about a node "
+                                    "carries it out after it came and went: records of a node that "
+                                    "is only down are told as lost",
+               at(Membership._obey).around(_as_of_now),
+               scene="tests/client/admin/test_late_changes.py"),
+    PlantedBug("waiting-node-counted", "a node that could not read the event log at its start counts "
+                                       "as in service: with the next node away its logs stand",
+               together(at(fitness_reply).around(_fit_before_sure),
+                        at(fitness_reply, within=node).around(_fit_before_sure)),
+               scene="tests/client/admin/test_check_impact.py"),
     PlantedBug("weight-unread", "all nodes count alike, whatever their weight",
                at(membership.parse_member).around(_weighs_one), scenario=scenarios.WEIGHTS),
     PlantedBug("scan-stops-short", "a scan of a node's copies leaves out the last LSN",

@@ -15,6 +15,7 @@ from typing import Any
 
 import msgspec
 
+from cordwood import node
 from cordwood.block import BlockKind, Gap, Record
 from cordwood.client.admin.positions import Positions
 from cordwood.client.append import pending_block
@@ -27,6 +28,7 @@ from cordwood.client.read.hand import Hand, Made
 from cordwood.client.read.read_stream import ReadStream
 from cordwood.client.read.reader import Reader
 from cordwood.client.read.shared_tail import SharedTail, SubscriberQueue, Taken
+from cordwood.errors import Malformed
 from cordwood.layout.key_bits import key_bits
 from cordwood.layout.message import AskReleased, ReleasedReply
 from cordwood.layout.message_logs import EpochNodes
@@ -37,6 +39,7 @@ from cordwood.metadata.log_tree import LogTree
 from cordwood.nodes import Authority, NodeId, Nodeset, Replication
 from cordwood.protocol.gap_detection import Delivery
 from cordwood.protocol.single_copy import SenderChoice
+from cordwood.quorum.authority import may_be_back
 from cordwood.quorum.f_majority import weigh_replies
 from cordwood.sequencer.role import SequencerRole
 from cordwood.sim.planted import reading_scenarios, scenarios
@@ -143,12 +146,17 @@ async def _learnt_only_in_use(self: ReadRights) -> None:
 
 async def _one_unread_fails_all(right: Any, self: ReadRights, logs: list[int]) -> Any:
     for log in logs:
-        await self._tree.described(LogId(log))
+        await self._tree.of_one_moment(LogId(log))
     return await right(self, logs)
 
 
 async def _listed_whole_or_not_at_all(
-    right: Any, self: LogTree, prefix: str = "/", *, only_readable: bool = False
+    right: Any,
+    self: LogTree,
+    prefix: str = "/",
+    *,
+    only_readable: bool = False,
+    unread: dict[str, Malformed] | None = None,
 ) -> Any:
     return await right(self, prefix)
 
@@ -293,6 +301,10 @@ BUGS = (
                                "queue dropped",
                at(SubscriberQueue.stop_queue).around(_dropped_skip),
                scenario=reading_scenarios.CRAMPED),
+    PlantedBug("old-statuses", "a node that has long not heard of the members calls a node empty that "
+                               "is back with its data",
+               at(may_be_back, within=node).instead(lambda members, sure: tuple(members)),
+               scene="tests/client/read/test_authoritative_status.py"),
     PlantedBug("lost-are-down", "a reader waits for a node whose data is permanently lost",
                at(weigh_replies, within=read_stream).around(_lost_are_down), scenario=reading_scenarios.LOST),
     PlantedBug("at-work-is-done", "a consumer's position passes the item that a loop still "

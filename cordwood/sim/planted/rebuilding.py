@@ -5,7 +5,7 @@ Source: docs/sources/logdevice.md 2.9; docs/sources/bookkeeper.md (d), (f); docs
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from cordwood.block import Envelope
 from cordwood.layout.log_questions import AskCopies
 from cordwood.layout.message_rebuilding import TellProducers
-from cordwood.layout.waves import StoredBlock
+from cordwood.layout.waves import Refusal, StoredBlock, StoreRefusal
 from cordwood.metadata.membership import Membership
 from cordwood.nodes import Authority, NodeId, Nodeset, Replication
 from cordwood.protocol import event_log
@@ -22,19 +22,36 @@ from cordwood.protocol.event_log import Verdict
 from cordwood.protocol.rebalance_plan import plan_given
 from cordwood.protocol.rebuild_compare import Has
 from cordwood.protocol.rebuild_flow import RebuildFlow
-from cordwood.protocol.rebuild_plan import Held, Known, Losses, Move, after_asking
-from cordwood.protocol.rebuild_watch import Start, on_start
+from cordwood.protocol.rebuild_plan import (
+    Held,
+    Known,
+    Losses,
+    Move,
+    after_asking,
+    with_awaited,
+)
+from cordwood.protocol.rebuild_watch import LossWatch, Start, on_start
 from cordwood.protocol.staged_plan import StagedAt
 from cordwood.rebuilding import Acked, LostNode, RebuildingSet, Transfer
 from cordwood.sim.planted import scenarios
 from cordwood.sim.planted.bug import PlantedBug, at, notes_of, together
 from cordwood.sim.planted.rebuilding_scenarios import DISKS_LOST, REBALANCED, TWO_COPIES_LOST
+from cordwood.storage import amends
+from cordwood.storage.engine import StorageEngine
 from cordwood.storage.log_cache import CachedLog
-from cordwood.storage.rebuild import admission, moves
-from cordwood.storage.rebuild.donor import Donor, Pass
+from cordwood.storage.logs_db.heads_read import read_entries
+from cordwood.storage.logs_db.logs_read import Found
+from cordwood.storage.logs_db.logs_store import LogsStore
+from cordwood.storage.rebuild import admission, donor_look, moves, role
+from cordwood.storage.rebuild.copy_questions import CopyQuestions, Report
+from cordwood.storage.rebuild.donor import Donor
+from cordwood.storage.rebuild.donor_look import DonorLook, is_given_up
+from cordwood.storage.rebuild.donor_pass import Pass
 from cordwood.storage.rebuild.epoch_nodesets import EpochNodesets
-from cordwood.storage.rebuild.moves import Moves, Report, _Work
+from cordwood.storage.rebuild.moves import Moves, _Work
 from cordwood.storage.rebuild.staged_moves import StagedMoves
+from cordwood.storage.refusals import refusal_of
+from cordwood.storage.repair.repairs import Repairs
 from cordwood.storage.staging.staged_index import StagedBlock
 
 
@@ -53,6 +70,17 @@ async def _unawaited(
 
 async def _given_without_pin(right: Any, self: StagedMoves, held: StagedBlock, to: StagedAt) -> Any:
     return msgspec.structs.replace(await right(self, held, to), query="", attempt=0)
+
+
+def _nobody_left_out(
+    rebuilding: RebuildingSet, members: Iterable[int], donor: int, joined: Any = None
+) -> None:
+    return None
+
+
+async def _told_once(right: Any, self: Donor) -> str:
+    await right(self)
+    return ""
 
 
 async def _nothing_staged_moves(
@@ -77,13 +105,55 @@ def _rebalance_forgotten(right: Any, self: Donor, rebuilding: RebuildingSet) -> 
     return right(self, rebuilding)
 
 
+def _envelopes_refused(
+    right: Any,
+    engine: StorageEngine,
+    wave: int,
+    block: StoredBlock,
+    seal_epoch: int,
+    is_full: bool,
+    size: int,
+) -> Any:
+    if engine.read_only or engine.low_space:
+        return StoreRefusal(wave, block.header.log, Refusal.NO_SPACE)
+    return right(engine, wave, block, seal_epoch, is_full, size)
+
+
+def _drained_not_missed(
+    right: Any,
+    self: LossWatch,
+    now: float,
+    members: Iterable[int],
+    dead: Collection[int],
+    rebuilding: RebuildingSet,
+) -> Any:
+    events = right(self, now, members, dead, rebuilding)
+    return [each for each in events if rebuilding.entry(each.node) is None]
+
+
+def _noted_forgotten(self: Donor, rebuilding: RebuildingSet) -> bool:
+    return self.has_order(rebuilding)
+
+
 async def _trouble_swallowed(right: Any, self: Moves, *args: Any, **kwargs: Any) -> str:
     await right(self, *args, **kwargs)
     return ""
 
 
-def _first_epoch_skipped(right: Any, self: Donor, block: StoredBlock, losses: Losses) -> bool:
-    return bool(right(self, block, losses)) and block.header.first >> 32 > 1
+def _first_epoch_skipped(
+    right: Any, self: DonorLook, block: StoredBlock, losses: Losses, epochs: Any
+) -> bool:
+    return bool(right(self, block, losses, epochs)) and block.header.first >> 32 > 1
+
+
+def _end_kept_short(
+    right: Any, block: Held, losses: Losses, nodeset: Nodeset, replication: Replication
+) -> Held:
+    return block
+
+
+def _no_holder(rebuilding: RebuildingSet, short_of: Any, holder: int) -> None:
+    return None
 
 
 def _one_donor_is_enough(right: Any, here: RebuildingSet, entry: LostNode) -> Any:
@@ -125,7 +195,9 @@ def _unsettled_forgotten(right: Any, self: Pass) -> bool:
     return bool(self.report.is_clean)
 
 
-async def _lacking_is_having(right: Any, self: Moves, node: NodeId, question: AskCopies) -> Any:
+async def _lacking_is_having(
+    right: Any, self: CopyQuestions, node: NodeId, question: AskCopies
+) -> Any:
     words = await right(self, node, question)
     if words is None:
         return None
@@ -155,14 +227,28 @@ async def _unasked(self: Moves, works: Sequence[_Work], flow: RebuildFlow, repor
     return
 
 
-async def _rot_unstirred(right: Any, self: Donor, log: int, now: Pass) -> None:
-    await right(self, log, now)
+async def _no_stir(self: Repairs, log: int) -> None:
+    """No sequencer is asked."""
+
+
+async def _entries_of_before(self: LogsStore, logs: Sequence[int]) -> dict[int, list[Found]]:
+    """No look whether there was a flush meanwhile."""
+    partitions = {each.number: each for each in self.partitions}
+    return await read_entries(self.tables, partitions, logs) or {}
+
+
+async def _rot_unstirred(right: Any, self: DonorLook, now: Pass, is_old: Any) -> None:
+    await right(self, now, is_old)
     now.rotten.clear()
 
 
 async def _no_rot_waited_for(
-    self: Donor, log: int, unread: Any, rotten: Any, losses: Losses, epochs: EpochNodesets
+    self: DonorLook, log: int, unread: Any, rotten: Any, now: Pass, epochs: EpochNodesets
 ) -> bool:
+    return False
+
+
+def _nobody_given_up(entry: LostNode) -> bool:
     return False
 
 
@@ -191,6 +277,26 @@ BUGS = (
     PlantedBug("rebalance-forgotten", "a restarted donor forgets the blocks that it should give "
                                       "to emptier nodes",
                at(Donor.has_work).around(_rebalance_forgotten), scenario=REBALANCED),
+    PlantedBug("read-only-keeps-envelopes", "a node that takes no records refuses the envelopes of "
+                                            "donors, its own too",
+               at(refusal_of, within=amends).around(_envelopes_refused),
+               scene="tests/storage/test_rebuilding_nodes.py"),
+    PlantedBug("short-ends-forgotten", "a lost node is let in although an end of an epoch was stored "
+                                       "on fewer nodes while it was lost",
+               at(with_awaited, within=donor_look).around(_end_kept_short),
+               scene="tests/storage/test_rebuilding_short_ends.py"),
+    PlantedBug("short-ends-undonated", "no node with an end of an epoch that has too few copies is a "
+                                       "donor of the lost node, because they joined after its loss",
+               at(event_log.with_holder, within=role).instead(_no_holder),
+               scene="tests/storage/test_rebuilding_short_ends.py"),
+    PlantedBug("drained-never-lost", "a node that dies while it is drained is never reported as "
+                                     "lost: its drain and all rebuildings wait for it",
+               at(LossWatch.due).around(_drained_not_missed),
+               scene="tests/protocol/test_rebuild_watch.py"),
+    PlantedBug("noted-move-left", "a donor whose drain was taken back leaves the moves that it "
+                                  "noted unfinished",
+               at(Donor.has_work).instead(_noted_forgotten),
+               scene="tests/storage/test_rebalance.py"),
     PlantedBug("rebuilt-unstored", "envelopes name new copies that were never stored",
                together(at(Moves._send).around(_unawaited), _UNCONFIRMED), scenario=DISKS_LOST),
     PlantedBug("rebuild-refusal-ignored", "a donor skips a block if the new node refused it or "
@@ -204,17 +310,39 @@ BUGS = (
                                    "its own disk is lost",
                at(Donor._producers_of).instead(_no_producers),
                scene="tests/storage/test_rebuilding_producers.py"),
+    PlantedBug("refused-not-told-again", "a donor is done though no node took a log's memory of "
+                                         "producers, because all were busy",
+               at(Donor._tell_known).around(_told_once),
+               scene="tests/storage/test_rebuilding_producers.py"),
+    PlantedBug("left-out-unasked", "a donor does not look for members that an event leaves out, as "
+                                   "its writer did not know them: a lost node is called empty while "
+                                   "its blocks have too few copies",
+               at(event_log.left_out, within=role).instead(_nobody_left_out),
+               scene="tests/storage/test_rebuilding_races.py"),
     PlantedBug("rot-not-waited-for", "a donor is done though a block that it has to move has rotted",
-               at(Donor._waits_for_rot).instead(_no_rot_waited_for),
+               at(DonorLook.waits_for_rot).instead(_no_rot_waited_for),
                scene="tests/storage/test_repairs.py"),
+    PlantedBug("last-rot-waited-for", "a donor waits for the repair of a block whose other nodes an "
+               "operator gave up: the rebuilding of these nodes never ends",
+               at(is_given_up).instead(_nobody_given_up),
+               scene="tests/storage/test_rotten_last_copies.py"),
+    PlantedBug("heads-of-before", "a donor leaves out blocks that were flushed while it read the "
+               "heads of their logs",
+               at(LogsStore.entries).instead(_entries_of_before),
+               scene="tests/storage/logs_db/test_heads_read.py"),
     PlantedBug("rotten-end-unstirred", "a donor with a copy that rotted before its release waits "
-               "until a client uses the log", at(Donor._look).around(_rot_unstirred),
+               "until a client uses the log",
+               together(at(DonorLook.look_at_all).around(_rot_unstirred), at(Repairs._stir).instead(_no_stir)),
+               scene="tests/storage/test_repairs.py"),
+    PlantedBug("repair-unstirred", "a copy that rotted on a log that nobody uses is not repaired "
+               "while a node has missed the release of its block",
+               at(Repairs._stir).instead(_no_stir),
                scene="tests/storage/test_repairs.py"),
     PlantedBug("donor-done-early", "a donor reports that it is done after its first pass",
                at(Pass.is_done).instead(lambda self: True),
                scenario=DISKS_LOST),
     PlantedBug("donor-skips-epoch", "a donor leaves out the first epoch of each log",
-               at(Donor._is_mine).around(_first_epoch_skipped), scenario=DISKS_LOST),
+               at(DonorLook.is_mine).around(_first_epoch_skipped), scenario=DISKS_LOST),
     PlantedBug("empty-too-soon", "a node is reported empty when one donor is done",
                at(event_log._is_over).around(_one_donor_is_enough), scenario=DISKS_LOST),
     PlantedBug("rebuilt-rank-kept", "a move writes envelopes that do not override the present "
@@ -230,7 +358,7 @@ BUGS = (
     PlantedBug("unsettled-forgotten", "a donor is done although blocks in flight name a lost node",
                at(Pass.is_done).around(_unsettled_forgotten), scenario=DISKS_LOST),
     PlantedBug("lacking-is-having", "a donor regards a node without the block as a holder",
-               at(Moves._ask_one).around(_lacking_is_having), scenario=DISKS_LOST),
+               at(CopyQuestions.ask_one).around(_lacking_is_having), scenario=DISKS_LOST),
     PlantedBug("old-word-counts", "a report about a node's data still counts for its next "
                                   "incarnation",
                together(at(Membership.register).around(_word_kept),

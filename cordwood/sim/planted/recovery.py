@@ -10,13 +10,15 @@ from dataclasses import replace
 from typing import Any
 
 from cordwood.block import BlockHeader, Produced
+from cordwood.errors import Fenced
 from cordwood.layout.log_questions import ExtentReply
 from cordwood.layout.message import Clean
 from cordwood.layout.produced import pack_produced
 from cordwood.layout.waves import StoredBlock
 from cordwood.lsn import ESN_MAX
 from cordwood.metadata.epoch_store import EpochRecord
-from cordwood.nodes import Authority, NodeId, Nodeset, Replication
+from cordwood.node import Node
+from cordwood.nodes import Authority, Member, NodeId, Nodeset, Replication
 from cordwood.protocol import digest
 from cordwood.protocol.digest import Body, Copy, Digest, Mend
 from cordwood.protocol.groups import whole_groups
@@ -24,15 +26,21 @@ from cordwood.protocol.producers import ProducerTable
 from cordwood.protocol.seal import SealTable, SealTally
 from cordwood.quorum.copyset import Chance, choose_copyset
 from cordwood.quorum.f_majority import QuorumVerdict, weigh_replies
-from cordwood.recovery import heard, recover_log, trim_nodesets
+from cordwood.recovery import collect_digest, heard, recover_log, seal_epoch, trim_nodesets
 from cordwood.recovery import mend_tail as mending
 from cordwood.recovery.collect_digest import DigestReads
 from cordwood.recovery.heard import Statuses
 from cordwood.recovery.mend_tail import MendJob, mend_tail
 from cordwood.recovery.recover_log import RecoveryTools
+from cordwood.sequencer import role
 from cordwood.sim.planted import reading_scenarios, scenarios
-from cordwood.sim.planted.bug import PlantedBug, at, together
-from cordwood.storage.log_cache import CachedLog
+from cordwood.sim.planted.bug import PlantedBug, at, together, value
+from cordwood.storage.engine import StorageEngine
+from cordwood.storage.log_cache import CachedLog, EpochEnd
+
+
+def _takes_what_comes_last(self: Node, reading: int, said: tuple[Member, ...]) -> None:
+    self._said = said
 
 
 def _lng_too_high(right: Any, self: SealTally, epoch: int) -> int:
@@ -42,6 +50,13 @@ def _lng_too_high(right: Any, self: SealTally, epoch: int) -> int:
 
 def _all_are_sure(right: Any, self: SealTally) -> Any:
     return frozenset(self.sealed)
+
+
+def _empty_nodes_count(
+    right: Any, heard: Set[NodeId], nodeset: Nodeset, replication: Replication,
+    statuses: Statuses, empty: Set[NodeId] = frozenset(),
+) -> bool:  # fmt: skip
+    return bool(right(heard, nodeset, replication, statuses))
 
 
 def _drops_last(right: Any, self: Digest[Any], copies: Iterable[Copy[Body]]) -> None:
@@ -166,6 +181,13 @@ async def _trim_is_hole(right: Any, self: DigestReads, *asked: Any, **named: Any
     return replace(tail, released=0, trim=0)
 
 
+async def _outdated_cleans(self: StorageEngine, log: int, epoch: int, end: EpochEnd) -> None:
+    if (ruling := self.seals.of(log)) > end.seal:
+        raise Fenced(f"log {log} is sealed by a higher epoch than {end.seal}", ruling)
+    if not self.cache.log(log).has_ended(epoch, end):
+        await self._close_epoch(log, epoch, end)
+
+
 def _found_plugs_dropped(right: Any, self: Digest[Any], kept: list[Copy[Body]], end: int) -> Any:
     return (), None
 
@@ -191,13 +213,32 @@ BUGS = (
     PlantedBug("seal-unnamed", "a recovery's stores are taken after a higher seal",
                at(SealTable.admits).around(_any_recovery_stores),
                scenario=scenarios.REPLACED, scene="tests/protocol/test_small_scope.py"),
+    PlantedBug("outdated-recovery-stores", "a node that missed the end of a recovery takes what an "
+                                           "earlier recovery stores late",
+               at(CachedLog.is_outdated).instead(lambda self, seal_epoch: False),
+               scene="tests/storage/test_engine.py"),
+    PlantedBug("outdated-recovery-cleans", "a node that missed the end of a recovery takes the end "
+                                           "that an earlier recovery tells late",
+               at(StorageEngine.clean).instead(_outdated_cleans),
+               scene="tests/storage/test_engine.py"),
     PlantedBug("producers-forgotten", "a new sequencer does not learn producers' blocks up to "
                                       "the LNG",
                at(SealTally.note_produced).instead(lambda *rest: None), scenario=scenarios.RECOVERIES),
+    PlantedBug("empty-nodes-end-epochs", "recoveries count on an empty node for as long as it runs",
+               at(recover_log.empty_nodes).instead(lambda statuses, attempt: frozenset()),
+               scene="tests/recovery/test_drained_nodes.py"),
+    PlantedBug("empty-nodes-stand-for-copies", "an empty node that runs lets a recovery end an epoch "
+               "with fewer copies, although nodes that are only away have data",
+               together(at(heard.is_enough, within=seal_epoch).around(_empty_nodes_count),
+                        at(heard.is_enough, within=collect_digest).around(_empty_nodes_count)),
+               scene="tests/recovery/test_drained_nodes.py"),
     PlantedBug("damaged-seal-counts", "nodes that lost records also tell the time of the newest "
                                       "acknowledged record",
                at(SealTally.sure).around(_all_are_sure),
                scene="tests/recovery/test_damaged_seals.py"),
+    PlantedBug("recovery-by-an-older-list", "a recovery goes by a member list that was read before it "
+               "asked", at(Node._take_said).instead(_takes_what_comes_last),
+               scene="tests/test_late_member_list.py"),
     PlantedBug("waits-for-all", "recovery waits until every member has sealed, dead ones too",
                at(weigh_replies, within=heard).around(_waits_for_all)),
     PlantedBug("non-authoritative-plugs", "a recovery without enough answers plugs holes all "
@@ -236,4 +277,8 @@ BUGS = (
                                       "another recovery knew",
                at(Digest.found_plugs).around(_found_plugs_dropped),
                scene="tests/recovery/test_non_authoritative.py"),
+    PlantedBug("silent-recovery", "a sequencer that recovers for some seconds answers no question for "
+               "the tail: clients have another node begin anew, and recovery never ends",
+               value(lambda: role.RECOVERED_S, 1e9),
+               scene="tests/sequencer/test_slow_recovery.py"),
 )  # fmt: skip

@@ -164,9 +164,23 @@ def _whatever_was_trimmed(
     epochs: Any,
     statuses: Any,
     known: Any = None,
+    **how: Any,
 ) -> Any:
     untold = {node: each._replace(gone=0) for node, each in said.items()}
-    return right(first, last, me, untold, mine, epochs, statuses, known)
+    return right(first, last, me, untold, mine, epochs, statuses, known, **how)
+
+
+def _let_go_is_trim(
+    right: Any,
+    first: int,
+    last: int,
+    me: NodeId,
+    said: Mapping[NodeId, Said],
+    *rest: Any,
+    **how: Any,
+) -> Any:
+    trimmed = {n: each._replace(gone=max(each.gone, each.let_go)) for n, each in said.items()}
+    return right(first, last, me, trimmed, *rest, **how)
 
 
 def _latest_of_all(me: NodeId, by_node: Mapping[NodeId, HeldCopy]) -> HeldCopy | None:
@@ -227,4 +241,8 @@ BUGS = (
                                         "of a copy",
                at(repair_plan._due).instead(_latest_of_all),
                scene="tests/storage/test_repairs.py"),
+    PlantedBug("repair-takes-let-go-for-trim", "a rotten copy stays rotten because another node "
+                                               "let go into main storage, which lost the range",
+               at(repair_plan.plan_repair, within=repairs).around(_let_go_is_trim),
+               scene="tests/storage/test_lost_in_main_storage.py"),
 )  # fmt: skip

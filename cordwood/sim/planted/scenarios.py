@@ -61,8 +61,8 @@ def scenario(
 
     def turned(options: RunOptions) -> RunOptions:
         names = {name for name, _ in turns}
-        drawn = options.workload
-        # A scenario says itself where it wants events in the event log.
+        drawn = replace(options.workload, long_ledgers=False)
+        # A scenario says itself where it wants events in the event log, and ledgers that stay open.
         cluster = replace(options.cluster, replicated_events=False)
         if options.loses_disks:
             # Trap: if a disk were lost too, too few nodes would be left, with any bug.

@@ -5,6 +5,7 @@ Source: docs/sources/reliability.md §6: a checker that has never caught anythin
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -23,22 +24,30 @@ class BugSearch:
     Args:
         seeds: number of seeds, from 1, within which it must be caught.
         by_scene: whether the test that plants it must catch it; then no seed is run.
+        known: the seed that caught it last, which is tried before all others; 0 for none.
+
+    Attributes:
+        tried: seeds that have run.
     """
 
-    def __init__(self, bug: PlantedBug, seeds: int, *, by_scene: bool = False) -> None:
+    def __init__(
+        self, bug: PlantedBug, seeds: int, *, by_scene: bool = False, known: int = 0
+    ) -> None:
         self.bug = bug
         self.caught: SeedReport | None = None
         self.tried = 0
         self.is_running = False
-        self._seeds = seeds
         self._by_scene = by_scene
+        first = [known] if 1 <= known <= seeds else []
+        self._left = iter([*first, *(seed for seed in range(1, seeds + 1) if seed not in first)])
+        self._seeds = seeds
 
     def next_task(self) -> SeedTask | None:
         """The bug's next seed: one seed at a time, so that the report names the first seed that catches it."""
         if self.is_running or self.is_over:
             return None
         self.is_running = True
-        return SeedTask(self.tried + 1, bug=self.bug.name)
+        return SeedTask(next(self._left), bug=self.bug.name)
 
     @property
     def is_caught(self) -> bool:
@@ -55,7 +64,9 @@ class BugSearch:
         """The result, in one line."""
         if self.caught is None:
             return f"{self.bug.name}: NOT CAUGHT in {self.tried} seeds"
-        return f"{self.bug.name}: seed {self.tried}, by {', '.join(self.caught.invariants)}"
+        return (
+            f"{self.bug.name}: seed {self.caught.task.seed}, by {', '.join(self.caught.invariants)}"
+        )
 
     def on_report(self, report: SeedReport | None) -> None:
         """A seed ended; None if its run was lost, as on a busy machine: this proves nothing.
@@ -89,6 +100,12 @@ def next_search(searches: Iterable[BugSearch]) -> SeedTask | None:
         if task is not None:
             return task
     return None
+
+
+def known_seeds(table: str) -> dict[str, int]:
+    """The seeds of a table that `bugs_markdown` made, by bug. Other lines do not count."""
+    rows = re.findall(r"^\| `([a-z0-9-]+)` \| ([0-9]{1,6}) \| .+ \|$", table, re.MULTILINE)
+    return {name: int(seed) for name, seed in rows}
 
 
 def bugs_table(searches: Iterable[BugSearch]) -> Table:

@@ -10,25 +10,31 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from pyspark.sql.datasource import WriterCommitMessage
 
 from cordwood.client.blocking.blocking_store import BlockingStore
 from cordwood.client.publish import publishing
-from cordwood.client.values import StagedRef
+from cordwood.client.values import StagedRef, Tiered
 from cordwood.errors import Misplaced, OutOfSequence
 from cordwood.layout.log_names import normalise_name
+from cordwood.lsn import Lsn
 from cordwood.metadata import publications
 from cordwood.protocol.publishing import LogShare, Publication, check_repeat, commit
 from cordwood.sim.planted.bug import PlantedBug, at
-from cordwood.spark import sink, sink_rows, slice_reader, source
+from cordwood.spark import sink, sink_rows, slice_reader, source, splitting
 from cordwood.spark.checkpoint import Checkpoint
 from cordwood.spark.idempotent import OnceAppender, _Sent
 from cordwood.spark.ledger_ends import LedgerEnds
 from cordwood.spark.offsets import StreamOffset, ranges
 from cordwood.spark.sink import APPENDED, CordwoodStreamWriter, CordwoodWriter, Written
+from cordwood.spark.sink_options import SinkOptions
 from cordwood.spark.sink_rows import RowBlock
+from cordwood.spark.splitting import Slice
+from cordwood.spark.target_log import known_number
 
 
 def _by_run(right: Any) -> tuple[str, int]:
@@ -98,9 +104,15 @@ def _notes_appends_elsewhere(
     batch: int,
     refs: Sequence[StagedRef],
     fingerprint: str = "",
+    way_out: str = "",
 ) -> None:
     name = f"{query} appends" if fingerprint.startswith(APPENDED) else query
-    right(store, name, batch, refs, fingerprint)
+    right(store, name, batch, refs, fingerprint, way_out)
+
+
+def _the_first_of_its_id(right: Any, location: str, query: str, name: str = "") -> Any:
+    found = [path.parent for path in sorted(Path(location).glob("*/metadata"))]
+    return next((Checkpoint(each) for each in found if Checkpoint(each).query() == query), None)
 
 
 def _counts_the_time(right: Any, self: Checkpoint, batch: int) -> str:
@@ -133,8 +145,17 @@ def _for_all_logs(right: Any, self: CordwoodWriter, log: int) -> Any:
     return self._query
 
 
-def _by_the_name_now(right: Any, self: CordwoodWriter, refs: Sequence[StagedRef]) -> Any:
-    return self.writer_name(self._store())
+def _by_the_name_now(
+    right: Any, self: CordwoodWriter, messages: Sequence[WriterCommitMessage | None]
+) -> Any:
+    number = known_number(self._store(), self._options.log)
+    return None if number is None else self.name_for(number)
+
+
+def _by_name(
+    right: Any, self: Any, store: BlockingStore, blocks: Iterator[RowBlock]
+) -> Iterator[RowBlock]:
+    return blocks
 
 
 def _by_the_whole_ledger(right: Any, self: LedgerEnds, ledger: int, stop: int) -> Any:
@@ -142,6 +163,10 @@ def _by_the_whole_ledger(right: Any, self: LedgerEnds, ledger: int, stop: int) -
     if opened.is_closed:
         return opened.length / max(1, opened.last_add_confirmed + 1)
     return right(self, ledger, stop)
+
+
+def _knows_no_trim(right: Any, whole: Slice, tiered: Tiered | None) -> Any:
+    return right(whole, None if tiered is None else replace(tiered, trim=Lsn(0)))
 
 
 def _keeps_all(taken: Any) -> bool:
@@ -205,13 +230,18 @@ CHECKPOINT_BUGS = (
 
 MODE_BUGS = (
     PlantedBug(
+        "names-apart",
+        "A query's txnAppId changes amid a batch: the batch is written under both names.",
+        at(CordwoodStreamWriter.note_name).around(_no_word),
+    ),
+    PlantedBug(
         "modes-apart",
         "Each deliveryMode has notes of its own: a batch that was begun in one and runs again in "
         "the other is written twice.",
         at(sink._publish).around(_notes_appends_elsewhere),
     ),
 )
-"""Bugs that show when a query's deliveryMode changes."""
+"""Bugs that show when a query's deliveryMode or txnAppId changes."""
 
 SCENE_BUGS = (
     PlantedBug(
@@ -251,9 +281,27 @@ SCENE_BUGS = (
         at(CordwoodWriter.staged_name).around(_by_the_name_now),
     ),
     PlantedBug(
+        "tasks-go-by-name",
+        "Tasks look up the name of the log themselves: if it leads to another log than on the "
+        "driver, rows go into that log, and the version counts as written into the driver's.",
+        at(sink._Target.aimed).around(_by_name),
+    ),
+    PlantedBug(
         "other-logs-skipped",
         "A version that was written into one log is skipped for rows of another.",
         at(CordwoodWriter.check_logs).around(_no_word),
+    ),
+    PlantedBug(
+        "version-in-any-mode",
+        "txnVersion is taken with a deliveryMode that notes no version: one that was written is "
+        "written again.",
+        at(SinkOptions._check_mode).around(_no_word),
+    ),
+    PlantedBug(
+        "checkpoint-by-id-alone",
+        "The sink takes the first checkpoint with the query's id in the session's directory: with "
+        "a copy beside it a new batch counts as a repeat, and is lost.",
+        at(Checkpoint.of_query).around(_the_first_of_its_id),
     ),
     PlantedBug(
         "ledger-cut-by-its-end",
@@ -270,5 +318,10 @@ OBJECT_BUGS = (
         "A task that reads objects passes over what main storage lost, though a node has it.",
         at(slice_reader._is_kept).instead(_keeps_all),
     ),
+    PlantedBug(
+        "trimmed-read-from-objects",
+        "A task reads records from objects that were trimmed, and that objects still have.",
+        at(splitting._marked).around(_knows_no_trim),
+    ),
 )
-"""Bugs that show when an object of main storage is lost."""
+"""Bugs that show when an object of main storage is lost, or has what was trimmed."""

@@ -318,6 +318,9 @@ BUGS = (
     PlantedBug("trims-by-what-is-dead", "retention uses a bridge that another recovery replaced",
                at(last_counted, within=retention).around(_last_of_all),
                scene="tests/storage/logs_db/test_trimmed_parts.py"),
+    PlantedBug("believes-the-count", "a node reads the attributes of logs only once the tree tells of "
+               "a change: it trims what a log is to keep, if a process died before it told",
+               value(lambda: retention.LEARN_AGAIN_S, 1e9), scene="tests/test_retention.py"),
     PlantedBug("share-taken-as-even", "retention by size treats a node's part of a log as an "
                                       "even share",
                at(KeptBytes.above).around(_as_if_even), scenario=scenarios.SIZES),

@@ -6,44 +6,65 @@ Source: docs/sources/s3stream.md (b), traps 10 and 11, and (f), complaints 1 and
 from __future__ import annotations
 
 import random
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Iterable,
+    Sequence,
+)
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any
 
-from cordwood.block import Buffer, Gap
+from cordwood.block import Buffer, Gap, GapKind
 from cordwood.client.admin.tier_positions import TierPositions
+from cordwood.client.blocks import HeldBlock
 from cordwood.client.find.log_info import LogInfo as FoundLog
+from cordwood.client.read.read_stream import ReadStream
+from cordwood.client.read.tier_read import TierRead
 from cordwood.client.tier_store import TierStore
-from cordwood.errors import NoObject
+from cordwood.errors import Corrupt, NoObject
 from cordwood.layout.logs_db import LogState
 from cordwood.layout.object_writer import FinishedObject
 from cordwood.log_attributes import LogAttributes
 from cordwood.metadata.log_info import LogInfo
-from cordwood.protocol import manifest
-from cordwood.protocol.gap_detection import ReadBuffer
+from cordwood.metadata.main_storage import MainStorageNote
+from cordwood.nodes import NodeId
+from cordwood.protocol import manifest, upload_turns
+from cordwood.protocol.gap_detection import Delivery, ReadBuffer
 from cordwood.protocol.retention import Part
 from cordwood.protocol.tier_plan import TierPolicy
 from cordwood.quorum.sequencer_placement import sequencer_order
 from cordwood.sim.options import RunOptions
 from cordwood.sim.planted.bug import PlantedBug, at, together
 from cordwood.sim.planted.scenarios import scenario
-from cordwood.sim.tier_options import tiered
+from cordwood.sim.tier_options import tiered, with_one_left
 from cordwood.storage.engine import StorageEngine
 from cordwood.storage.log_cache import CachedLog
+from cordwood.storage.logs_db.partition import Part as Reading
 from cordwood.storage.push.read_streams import ReadStreams
 from cordwood.tier import history, repair
 from cordwood.tier.history import HistorySpans, _Step
 from cordwood.tier.log_manifest import LogManifest
 from cordwood.tier.object_store import Etag, ObjectStore
+from cordwood.tier.owner import OwnerMark
 from cordwood.tier.patient_store import PatientStore
 from cordwood.tier.uploader import LogUploader
-from cordwood.tiered import Entry, Head
-from cordwood.uploading import local_drops, tend
+from cordwood.tiered import Entry, Head, is_lost
+from cordwood.uploading import local_drops, tend, upload_role
 from cordwood.uploading.local_drops import LocalDrops
+from cordwood.uploading.log_source import LogSource
+from cordwood.uploading.main_looks import MainLooks
+from cordwood.uploading.objects_at_hand import ObjectsAtHand
 from cordwood.uploading.tend import Tend
 from cordwood.uploading.tiering import Tiering
 from cordwood.uploading.upload_role import UploadRole
+
+
+async def _lacks_nothing(self: MainLooks, log: int, first: int, last: int) -> tuple[()]:
+    return ()
 
 
 async def _nothing_untiered(self: Tend, found: list[int], connect: Any) -> None:
@@ -91,10 +112,16 @@ def _bounded(options: RunOptions) -> RunOptions:
     return _in_main_storage(options, backlog_bytes=40_000)
 
 
+def _left_to_one(options: RunOptions) -> RunOptions:
+    """Also, one node alone reaches main storage."""
+    return with_one_left(_in_main_storage(options))
+
+
 _TIERED = scenario("client_crash", every_s=3.0, shape=_in_main_storage, restart_s=2.0, readers=3)
 _CRASHED = scenario(
     "crash", "power_cut", every_s=1.0, shape=_in_main_storage, restart_s=2.0, readers=3
 )
+_ONE_LEFT = scenario("client_crash", every_s=3.0, length_s=10.0, shape=_left_to_one)
 _TWO = scenario("client_crash", every_s=3.0, shape=_seldom, restart_s=2.0, readers=3)
 _KEPT = scenario("client_crash", every_s=3.0, shape=_young, restart_s=2.0, readers=3)
 _BOUNDED = scenario("client_crash", every_s=3.0, shape=_bounded, restart_s=2.0, readers=3)
@@ -239,8 +266,48 @@ async def _finds_too_late(
     return None if found is None else found + 3
 
 
-async def _takes_any_store(self: Tiering, store: ObjectStore) -> bool:
+async def _as_it_was_opened(self: ObjectsAtHand) -> bool:
+    await self.store()
+    return bool(self._is_ours)
+
+
+async def _takes_any_store(self: Tiering, store: ObjectStore, has_named_us: bool) -> bool:
     return True
+
+
+async def _marks_anew(
+    right: Callable[[OwnerMark, ObjectStore, bool], Awaitable[bool]],
+    self: OwnerMark,
+    store: ObjectStore,
+    has_named_us: bool,
+) -> bool:
+    return await right(self, store, False)
+
+
+def _forgets_the_mark(self: OwnerMark, note: MainStorageNote | None) -> None:
+    """A store that names nobody is marked, whatever the note says."""
+
+
+async def _believes_the_end(self: LogSource, read_end: Callable[[], Awaitable[int]]) -> None:
+    """The manifest may end before what nodes let go of."""
+
+
+async def _believes_the_start(self: LocalDrops, log: int, lsn: int, last: int) -> bool:
+    return True
+
+
+async def _asks_nobody(self: ObjectsAtHand) -> None:
+    """The store is not asked whose it is."""
+
+
+async def _begins_anew(
+    right: Callable[[LogManifest, int, int], Awaitable[Head]],
+    self: LogManifest,
+    first: int,
+    fence: int = 0,
+) -> Head:
+    self._was_there = False
+    return await right(self, first, fence)
 
 
 async def _believes_any_store(
@@ -253,6 +320,11 @@ _TWO_UPLOADERS = together(
     at(UploadRole.mine).instead(_uploads_for_its_neighbour),
     at(UploadRole._leased).instead(_holds_every_lease),
 )
+
+
+def _always_the_first(order: Sequence[NodeId], now_us: int, look_s: float) -> NodeId | None:
+    return order[0] if order else None
+
 
 _OTHERS = "tests/tier/test_tier_cluster.py"
 
@@ -275,6 +347,52 @@ async def _begins_where_it_begins_now(
 async def _end_of_the_manifest(manifest: LogManifest) -> int:
     head = await manifest.load()
     return head.end if head is not None else 0
+
+
+async def _misses_nothing(self: LocalDrops, log: int, gone: int, through: int) -> Entry | None:
+    return None
+
+
+async def _holds_nothing_of_a_lost_head(
+    right: Callable[[LocalDrops, int, LogInfo], Awaitable[int]],
+    self: LocalDrops,
+    log: int,
+    info: LogInfo,
+) -> int:
+    try:
+        return await right(self, log, info)
+    except Corrupt:
+        return 0
+
+
+async def _looks_at_one_copy(self: LocalDrops, log: int, first: int, last: int) -> bool:
+    run = await self._engine.reader.read(
+        log, first, last, lambda block: Reading.HEAD, bytes_max=1 << 20, blocks_max=1
+    )
+    return bool(run.blocks or run.damaged)
+
+
+def _loses_over_epochs(self: ReadBuffer[Any], last: int, heard: Iterable[NodeId]) -> int:
+    return min(last, min([self.first_here, *map(self.marker, heard)]) - 1)
+
+
+def _takes_all_for_new(self: ReadStream, read: TierRead) -> bool:
+    read.looked_at = self._loop.time()
+    return False
+
+
+def _counts_rotten_copies(self: ReadBuffer[Any], node: NodeId) -> int:
+    return self.marker(node)
+
+
+def _reads_objects_at_once(
+    right: Callable[[ReadStream], Delivery[HeldBlock] | Gap | None], self: ReadStream
+) -> Delivery[HeldBlock] | Gap | None:
+    is_held, self._buffer.is_held = self._buffer.is_held, False
+    try:
+        return right(self)
+    finally:
+        self._buffer.is_held = is_held
 
 
 BUGS: tuple[PlantedBug, ...] = (
@@ -308,14 +426,47 @@ BUGS: tuple[PlantedBug, ...] = (
                together(_TWO_UPLOADERS,
                         at(manifest.check_turn).instead(lambda head, fence: None),
                         at(manifest.append).instead(_takes_a_fence_for_advice)), scenario=_TWO),
+    PlantedBug("tier-no-stand-in", "a log waits for its first node, which does not reach main "
+                                   "storage",
+               at(upload_turns.uploader_of, within=upload_role).instead(_always_the_first),
+               scenario=_ONE_LEFT),
     PlantedBug("tier-retains-nothing", "retention deletes all of main storage",
                at(Tend._too_old).instead(_retains_nothing), scenario=_KEPT),
     PlantedBug("tier-point-of-losses", "a node that is let in empty takes an accepted loss for what "
                "main storage holds",
                at(repair.end_of_objects, within=local_drops).instead(_end_of_the_manifest),
                scene="tests/tier/test_accepted_loss.py"),
+    PlantedBug("tier-believes-the-start", "a node lets go of records before the manifest's start, "
+               "which nobody trimmed", at(LocalDrops._is_trimmed).instead(_believes_the_start),
+               scene="tests/tier/test_accepted_loss.py"),
+    PlantedBug("tier-looks-at-one-copy", "a node lets go of lost records that stand behind copies "
+               "that do not count", at(LocalDrops._holds).instead(_looks_at_one_copy),
+               scene="tests/tier/test_accepted_loss.py"),
+    PlantedBug("tier-loss-over-epochs", "a reader tells a loss in two epochs by the nodes of the "
+               "first one", at(ReadBuffer.lost_up_to).instead(_loses_over_epochs),
+               scene="tests/tier/test_told_losses.py"),
+    PlantedBug("tier-tells-old-losses", "a reader tells a loss that was taken back while it waited "
+               "behind records", at(ReadStream._is_old).instead(_takes_all_for_new),
+               scene="tests/tier/test_told_losses.py"),
+    PlantedBug("tier-tells-the-start", "a reader tells a trim by the manifest's start alone",
+               at(ReadStream._needs_nodes).instead(
+                   lambda self, gap: gap.kind is GapKind.DATA_LOSS),
+               scene="tests/tier/test_told_losses.py"),
+    PlantedBug("tier-counts-rotten-copies", "a rotten copy counts as none where main storage lost "
+               "records", at(ReadBuffer.knows_upto).instead(_counts_rotten_copies),
+               scene="tests/tier/test_told_losses.py"),
+    PlantedBug("tier-before-trims", "a reader gives records of objects before nodes have told their "
+               "trim points", at(ReadStream._take_tiered).around(_reads_objects_at_once),
+               scene="tests/tier/test_trims_before_objects.py"),
+    PlantedBug("tier-lost-head-passed", "a node that is let in empty passes over a log whose manifest "
+               "or origin is gone",
+               at(LocalDrops._held_of).around(_holds_nothing_of_a_lost_head),
+               scene="tests/tier/test_lost_heads.py"),
+    PlantedBug("tier-drops-without-an-object", "a node lets go of records whose object is gone",
+               at(LocalDrops._missing).instead(_misses_nothing),
+               scene="tests/tier/test_drops_without_objects.py"),
     PlantedBug("tier-dates-losses", "retention believes the time of a range that a repair called lost",
-               at(repair.is_lost, within=tend).instead(lambda entry: False),
+               at(is_lost, within=tend).instead(lambda entry: False),
                scene="tests/tier/test_accepted_loss.py"),
     PlantedBug("tier-keeps-too-little", "retention by size counts main storage's bytes four times",
                at(Tend._too_much).around(_counts_four_times), scenario=_BOUNDED),
@@ -324,6 +475,22 @@ BUGS: tuple[PlantedBug, ...] = (
                at(TierPositions.find_time).around(_finds_too_late), scenario=_TIERED),
     PlantedBug("tier-any-owner", "a node uses another cluster's store as its own",
                at(Tiering._keep_owner).instead(_takes_any_store), scene=_OTHERS),
+    PlantedBug("tier-owner-asked-once", "a node asks once whose the store is, when it opens it",
+               at(ObjectsAtHand.is_ours).instead(_as_it_was_opened), scene=_OTHERS),
+    PlantedBug("tier-marks-anew", "a node marks a store as its cluster's that was emptied or unmounted",
+               together(at(OwnerMark.keep).around(_marks_anew),
+                        at(OwnerMark._check_free).instead(_forgets_the_mark)), scene=_OTHERS),
+    PlantedBug("tier-mark-not-noted", "a node that starts while main storage is unmounted marks the "
+               "empty directory", at(OwnerMark._check_free).instead(_forgets_the_mark),
+               scene=_OTHERS),
+    PlantedBug("tier-turn-at-an-older-head", "an upload takes a turn at a manifest that ends before "
+               "what nodes let go of", at(LogSource._check_end).instead(_believes_the_end),
+               scene=_OTHERS),
+    PlantedBug("tier-drops-by-any-owner", "a node lets go of records by another cluster's objects",
+               at(ObjectsAtHand.check).instead(_asks_nobody), scene=_OTHERS),
+    PlantedBug("tier-manifest-begun-anew", "an uploader replaces a lost manifest by one that begins "
+               "at its end", at(LogManifest.take_turn).around(_begins_anew),
+               scene="tests/tier/test_uploader.py"),
     PlantedBug("tier-any-origin", "a reader reads another cluster's log as its own",
                at(TierStore._opened).around(_believes_any_store), scene=_OTHERS),
     PlantedBug("tier-uploads-by-old-rights", "an upload that waited for its turn uses the log's "
@@ -335,5 +502,8 @@ BUGS: tuple[PlantedBug, ...] = (
     PlantedBug("tier-hole-behind-a-page", "a reader goes on at the manifest's present beginning "
                                           "without a gap", at(HistorySpans._planned).around(_begins_where_it_begins_now),
                scene="tests/tier/test_tier_history.py"),
+    PlantedBug("rebuild-believes-let-go", "a donor takes a block for one in main storage because "
+                                          "another node let go of it", at(MainLooks.lacks).instead(_lacks_nothing),
+               scene="tests/storage/test_lost_in_main_storage.py"),
 )  # fmt: skip
 """Every bug of main storage."""
