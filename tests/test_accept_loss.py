@@ -8,12 +8,15 @@ import sys
 from pathlib import Path
 
 import pytest
+from swaps import swap
 from verbs_at_hand import run_verb
 
 import cordwood
+from cordwood import durable
 from cordwood.block import Gap, GapKind, Record
 from cordwood.errors import NoSequencer, NotOurCluster
 from cordwood.settings import ClientSettings
+from cordwood.storage.identity import ACCEPTED
 
 RECORDS = 20
 ROTTEN = 8
@@ -126,3 +129,16 @@ class TestAnOlderCopy:
         with cordwood.connect(path, IMPATIENT) as store:
             store.append("log", b"later")
         assert len([each for each in read(tmp_path / "copy") if isinstance(each, Record)]) == 5
+
+
+def test_its_word_outlives_a_power_cut(rotten: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The name of the file was not synced: the node went on without a vote, or did not start."""
+    synced: list[Path] = []
+
+    def sync(place: durable.Place) -> None:
+        assert (rotten / "node-1" / "accept-loss").read_bytes() == ACCEPTED
+        synced.append(Path(place))
+
+    swap(monkeypatch, durable.sync_directory, sync)
+    assert accept(rotten, "--yes").exit_code == 0
+    assert synced == [rotten / "node-1"]

@@ -108,6 +108,39 @@ def test_a_forked_child_ends_as_it_says_and_leaves_the_store_alone(
     assert lines == ["3" if how == "exits" else "0", repr(b"1" if how == "closed" else b"13")]
 
 
+FORKS_AND_OPENS = """
+import os, sys
+import cordwood
+how, first, second = sys.argv[1:]
+store = cordwood.connect(first, wal_mib=16)
+store.append("b", b"1")
+if how == "closed":
+    store.close()
+pid = os.fork()
+if pid == 0:
+    try:
+        cordwood.connect(second, wal_mib=16)
+    except cordwood.errors.Rejected as error:
+        print(error)
+    sys.exit(4)
+print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), os.path.exists(second), flush=True)
+if how == "open":
+    store.append("b", b"2")
+    store.close()
+"""
+
+
+@pytest.mark.parametrize("how", ["open", "closed"])
+def test_a_forked_child_opens_no_store_of_its_own(tmp_path: Path, how: str) -> None:
+    """RocksDB has no threads there: the store took records until its WAL was full, and neither
+    flushed nor closed."""
+    with child(FORKS_AND_OPENS, how, str(tmp_path / "s"), str(tmp_path / "t")) as forks:
+        told, _ = forks.communicate(timeout=60)
+    lines = told.splitlines()
+    assert lines[0].startswith("this process was forked from a process that had an embedded store")
+    assert lines[1:] == ["4 False"]
+
+
 def records(store: BlockingStore, log: str) -> dict[Lsn, bytes]:
     return {item.lsn: item.value for item in store.read(log) if isinstance(item, Record)}
 
@@ -366,6 +399,24 @@ async def test_asyncio_on_a_plain_loop(*, tmp_path: Path) -> None:
         assert lsns == [make_lsn(1, n) for n in range(1, 21)]
         stream = await store.read("log")
         assert len([item async for item in stream]) == 20
+
+
+@pytest.mark.parametrize("cancels", [False, True])
+@as_scenario(awaited_by(asyncio.run))
+async def test_a_second_close_waits_for_the_first(*, tmp_path: Path, cancels: bool) -> None:
+    """It came back while the directory was still in use."""
+    for turns in (1, 4, 20):
+        store = await cordwood.aio.connect(tmp_path / "store", wal_mib=8)
+        await store.append("log", b"1")
+        first = asyncio.create_task(store.close())
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        if cancels:
+            first.cancel()
+        await store.close()
+        async with cordwood.aio.connect(tmp_path / "store", wal_mib=8) as again:
+            assert await again.tail("log")
+        await asyncio.gather(first, return_exceptions=True)
 
 
 class TestServe:

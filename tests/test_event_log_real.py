@@ -118,6 +118,13 @@ async def emptied(cluster: LocalCluster, node: NodeId) -> None:
     await until(is_empty, 120)
 
 
+async def ended(cluster: LocalCluster, node: NodeId) -> None:
+    process = cluster.nodes[node].process
+    assert process is not None
+    async with asyncio.timeout(20):
+        await process.wait()
+
+
 async def begin_anew(cluster: LocalCluster, node: NodeId) -> None:
     shutil.rmtree(cluster.nodes[node].directory)
     await start_again(cluster, node)
@@ -137,7 +144,10 @@ async def steer(cluster: LocalCluster, store: Store, node: NodeId) -> None:
     await emptied(cluster, node)
     await until(lambda: called_empty(store, node), 20)
     await verb(cluster, "maintenance", "remove", str(made["number"]))
+    assert (await lost(cluster))[node].startswith("empty")  # until an operator's word
+    await verb(cluster, "nodes", "undrain", str(node))
     # Its data lies on others: it ends, and begins anew with an empty directory.
+    await ended(cluster, node)
     await cluster.stop_node(node)
     await begin_anew(cluster, node)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 import os
 import re
@@ -21,6 +22,7 @@ from scenarios import as_scenario, awaited_by
 
 from cordwood.block import Gap, GapKind, Record
 from cordwood.cli.replace import put_in_place
+from cordwood.cli.up import welcome
 from cordwood.client import aio
 from cordwood.client.store import Store
 from cordwood.embedded import embedded_store
@@ -287,7 +289,7 @@ class TestEventLog:
         with pytest.raises(BadSetting, match=r"another shape .*, events replicated"):
             await local_cluster(str(tmp_path), stored).__aenter__()
 
-    @pytest.mark.parametrize("wrote", ["nothing", "off"])
+    @pytest.mark.parametrize("wrote", ["nothing", pytest.param("off", marks=pytest.mark.slow)])
     @as_scenario(awaited_by(uvloop.run))
     async def test_a_directory_from_before_it_keeps_its_events_where_they_are(
         self, *, tmp_path: Path, wrote: str
@@ -355,6 +357,27 @@ class TestRefusals:
         assert ours == []
 
 
+class TestAClusterThatIsStartedAgain:
+    """`cordwood up` ended, and all nodes with it, where one node's disk was lost since."""
+
+    TWO = ClusterShape(nodes=2, racks=1, copies=1, copy_racks=1, wal_bytes=4 * MIB)
+
+    @as_scenario(awaited_by(asyncio.run))
+    async def test_it_goes_on_without_a_node_that_does_not_start(self, *, tmp_path: Path) -> None:
+        async with local_cluster(str(tmp_path), self.TWO, without_failed=True):
+            pass
+        (tmp_path / "node-2" / "identity").write_text("nobody")
+        async with local_cluster(str(tmp_path), without_failed=True) as cluster:
+            assert list(cluster.failed) == [2]
+            assert re.search(r"node 2 .* does not run", welcome(cluster, str(tmp_path), 0.1))
+            assert [node for node, each in cluster.nodes.items() if each.is_running] == [1]
+        with pytest.raises(Unreachable, match="node 2 did not start"):
+            await local_cluster(str(tmp_path)).__aenter__()
+        (tmp_path / "node-1" / "identity").write_text("nobody")
+        with pytest.raises(Unreachable, match="did not start"):
+            await local_cluster(str(tmp_path), without_failed=True).__aenter__()
+
+
 class TestADirectoryThatIsReplaced:
     """`cordwood up` ended, and all nodes with it, where `cordwood nodes replace` changed a node's
     directory just as the node was started again."""
@@ -390,6 +413,23 @@ class TestADirectoryThatIsReplaced:
             (tmp_path / "node-1").write_text("no directory")
             with pytest.raises(Unreachable, match="node 1 cannot use its directory"):
                 await cluster.start_node(NodeId(1))
+
+    @as_scenario(awaited_by(asyncio.run))
+    async def test_the_machine_has_no_process_for_it(
+        self, *, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The error ended `cordwood up`, and with it all other nodes."""
+        async with local_cluster(str(tmp_path), self.ONE) as cluster:
+            await cluster.stop_node(NodeId(1))
+
+            async def spawn(*args: object, **options: object) -> object:
+                raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+
+            monkeypatch.setattr(asyncio, "create_subprocess_exec", spawn)
+            with pytest.raises(Unreachable, match="node 1 has no process"):
+                await cluster.start_node(NodeId(1))
+            monkeypatch.undo()
+            await cluster.start_node(NodeId(1))
 
 
 def _command_line(pid: str) -> str:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import random
+from collections.abc import Awaitable
+from contextlib import nullcontext
 
 import pytest
 from cluster_at_hand import ClusterAtHand, read_all, simulate, until
@@ -20,6 +22,7 @@ from cordwood.metadata.log_tree import LogTree
 from cordwood.metadata.memory import MemoryMetadata
 from cordwood.node import Node
 from cordwood.settings import StorageSettings
+from cordwood.sim.planted import find_bug, planted
 from cordwood.storage.space.retention import Retention
 
 LOG = 1
@@ -113,6 +116,60 @@ class TestByTime:
             assert (await values(store, "log"))[0] < 10
 
 
+class Killed(Exception):
+    """The process ends here."""
+
+
+async def killed(self: LogTree) -> None:
+    raise Killed
+
+
+async def untold(change: Awaitable[object]) -> None:
+    """A change of a process that is killed before it tells of it."""
+    with pytest.MonkeyPatch.context() as patched:
+        swap(patched, LogTree.note_change, killed)
+        with pytest.raises(Killed):
+            await change
+
+
+class TestChangesThatNobodyTold:
+    """A change is written first and told then. A process that is killed in between tells nobody,
+    and who looks finds the change done."""
+
+    @pytest.mark.parametrize("is_planted", [False, True])
+    def test_a_log_that_is_to_be_kept_longer_is_kept(self, *, is_planted: bool) -> None:
+        async def scenario(cluster: ClusterAtHand) -> None:
+            tree = LogTree(cluster.metadata)
+            async with cluster.client() as store:
+                await store.create_log("log", attributes=LogAttributes(backlog_s=400))
+                await write(store, "log", 20)
+                await untold(tree.set_attributes("log", LogAttributes(backlog_s=86_400)))
+                await asyncio.sleep(800)
+                left, _ = await values(store, "log")
+                assert left == (0 if is_planted else 20)
+
+        with planted(find_bug("believes-the-count")) if is_planted else nullcontext():
+            simulate(scenario, nodes=3, storage=STORAGE)
+
+    @as_scenario(
+        simulate,
+        nodes=3,
+        storage=StorageSettings(
+            flush_age_s=0.5, partition_age_s=2, retention_every_s=1, deleted_keep_s=10
+        ),
+    )
+    async def test_records_of_a_deleted_log_go(self, cluster: ClusterAtHand) -> None:
+        tree = LogTree(cluster.metadata)
+        async with cluster.client() as store:
+            await write(store, "log", 3)
+            await asyncio.sleep(2)
+            await untold(tree.delete("log"))
+            with pytest.raises(UnknownLog):
+                await store.log_tree.delete("log")
+            await asyncio.sleep(400)
+            assert all(node.engine.cache.log(LOG).trim for node in cluster.running.values())
+
+
 class TestBySize:
     @as_scenario(simulate, nodes=3, storage=STORAGE)
     async def test_the_newest_bytes_stay(self, cluster: ClusterAtHand) -> None:
@@ -153,7 +210,9 @@ class TestBySizeOverNodes:
             await asyncio.sleep(10)
             assert (await values(store, "log"))[0] == 55
 
-    @pytest.mark.parametrize(("down", "most"), [(0, 75), (1, 130)])
+    @pytest.mark.parametrize(
+        ("down", "most"), [(0, 75), pytest.param(1, 130, marks=pytest.mark.slow)]
+    )
     @as_scenario(simulate, nodes=5, copies=3, racks=2, storage=STORAGE)
     async def test_what_is_over_the_bound_goes_and_the_bound_stays(
         self, cluster: ClusterAtHand, *, down: int, most: int
@@ -345,3 +404,46 @@ class TestDeleted:
                     LOG, 0, 1 << 60, bytes_max=1, blocks_max=1
                 )).blocks == []  # fmt: skip
             assert (await values(store, "other"))[0] == 3
+
+    @as_scenario(
+        simulate,
+        nodes=1,
+        copies=1,
+        storage=StorageSettings(
+            flush_age_s=0.5, partition_age_s=2, retention_every_s=1, deleted_keep_s=20
+        ),
+    )
+    async def test_they_go_although_the_node_restarts_more_often_than_that(
+        self, cluster: ClusterAtHand
+    ) -> None:
+        async with cluster.client() as store:
+            await write(store, "log", 3)
+            await store.log_tree.delete("log")
+        for _ in range(5):
+            assert not cluster.running[1].engine.trim_of(LOG), "not yet"
+            await asyncio.sleep(4)
+            await cluster.stop(1)
+            await cluster.start(1)
+        await asyncio.sleep(4)
+        assert cluster.running[1].engine.trim_of(LOG)
+
+
+@as_scenario(
+    simulate,
+    nodes=1,
+    copies=1,
+    storage=StorageSettings(flush_age_s=0.5, partition_age_s=2, retention_every_s=3600),
+)
+async def test_a_node_that_never_runs_for_an_interval_trims(cluster: ClusterAtHand) -> None:
+    """An embedded store of a program that runs for seconds grew without bound."""
+    for life in range(3):
+        async with cluster.client() as store:
+            if not life:
+                await store.create_log("log", attributes=LogAttributes(backlog_s=1))
+            await write(store, "log", 3)
+        await asyncio.sleep(10)
+        trimmed = cluster.running[1].engine.trim_of(LOG)
+        await cluster.stop(1)
+        await cluster.start(1)
+    await asyncio.sleep(3)
+    assert 0 < trimmed < cluster.running[1].engine.trim_of(LOG)

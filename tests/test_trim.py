@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import nullcontext
 
 import pytest
 from cluster_at_hand import ClusterAtHand, read_all, simulate, values
@@ -12,6 +13,7 @@ from cordwood.block import Gap, GapKind, Record
 from cordwood.client.read.senders import TRIMS_S
 from cordwood.errors import Rejected, UnknownLog
 from cordwood.lsn import Lsn, make_lsn
+from cordwood.sim.planted import find_bug, planted
 
 LOG = 1
 
@@ -142,3 +144,39 @@ async def test_a_tail_is_no_position_in_the_log_that_gets_its_name_meanwhile(
         await trim
         assert await values(other, "log") == [b"2", b"3", b"4", b"5"]
         assert await values(other, "old") == []
+
+
+@pytest.mark.parametrize("is_planted", [False, True])
+@as_scenario(simulate, nodes=5, copies=2)
+async def test_a_log_that_gets_the_name_while_the_tails_sequencer_begins_is_not_trimmed(
+    cluster: ClusterAtHand, *, is_planted: bool
+) -> None:
+    """The new sequencer's epoch has other nodes, so the log is looked up a second time."""
+    async with cluster.client() as store, cluster.client() as other:
+        await store.append_many("log", [b"0", b"1"])
+        kept = [b"2", b"3", b"4", b"5", b"6"]
+        await other.append_many("next", kept[:4])
+        sequencer = cluster.sequencer_of(2)
+        cluster.kill(sequencer)
+        await asyncio.sleep(1)
+        assert (await other.append("next", kept[4])).epoch == 2  # as "log" will be in
+        await cluster.start(sequencer)
+        await asyncio.sleep(3)
+        sequencer = cluster.sequencer_of(LOG)
+        with planted(find_bug("second-by-name")) if is_planted else nullcontext():
+            trim = asyncio.ensure_future(store.trim("log", make_lsn(1, 2)))
+            await asyncio.sleep(0.0006)
+            cluster.kill(sequencer)  # the tail is asked of it
+            await asyncio.sleep(0.2)
+            assert not trim.done()
+            await other.log_tree.rename("log", "old")
+            await other.log_tree.rename("next", "log")
+            done = await trim
+        assert done.lsn == make_lsn(1, 2)
+        await cluster.start(sequencer)
+        if is_planted:
+            assert await values(other, "old") == [b"0", b"1"]
+            assert await values(other, "log") == kept[2:]
+        else:
+            assert await values(other, "log") == kept
+            assert await values(other, "old") == []
