@@ -534,8 +534,8 @@ class Story:
 
     Args:
         now_us: the time, in µs.
-        who: the node or client that decides. most: the number of kept decisions; older ones are
-            dropped.
+        who: the node or client that decides.
+        most: the number of kept decisions; older ones are dropped.
     """
 
     def __init__(

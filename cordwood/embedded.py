@@ -19,7 +19,9 @@ from cordwood.client.aio import open_store
 from cordwood.client.blocking.blocking_store import BlockingStore, open_blocking
 from cordwood.client.store import Store, connected
 from cordwood.errors import BadSetting
+from cordwood.host.at_end import close_at_end
 from cordwood.host.collector import rare_collections
+from cordwood.host.forked_child import check_databases
 from cordwood.host.memory_network import MemoryNetwork
 from cordwood.host.real import real_host
 from cordwood.metadata.sqlite import SqliteMetadata
@@ -57,7 +59,9 @@ async def embedded_store(
     Raises:
         StoreInUse: another process has it open; the text names it.
         BadSetting: the path is a file, or a cluster's directory.
+        Rejected: this process was forked from a process that had an embedded store open.
     """
+    check_databases()
     # Loaded when a store is opened, as it takes a tenth of a second: `connect` may be given
     # a cluster's address, and never need it.
     from cordwood.storage.logs_db.rocks_logs import rocks_tables
@@ -99,6 +103,8 @@ async def embedded_store(
 
         store.serve_with(serve)
         exit_stack.enter_context(rare_collections(settings.rare_collections))
+        # A node does not work on without the threads that the interpreter's end takes from it.
+        exit_stack.callback(close_at_end(store.close))
         yield store
 
 

@@ -151,6 +151,11 @@ class OutOfSequence(Rejected):
         self.kind = kind
         self.expected = expected
 
+    @property
+    def is_outcome_unknown(self) -> bool:
+        """See `CordwoodError`. True for STORED: an earlier try of the append stored records."""
+        return self.kind is Misplaced.STORED
+
 
 class StageExpired(Rejected):
     """A staged block is gone or too old; no block was published."""

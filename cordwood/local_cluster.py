@@ -140,7 +140,11 @@ class Housing(Protocol):
 
 
 class LocalCluster:
-    """See the module. Made by `local_cluster`."""
+    """See the module. Made by `local_cluster`.
+
+    Attributes:
+        failed: the errors of nodes that `start` left out.
+    """
 
     def __init__(
         self,
@@ -159,6 +163,7 @@ class LocalCluster:
         self._tier = replace(tier or TierSettings(), store=self.tier_store)
         self._module = module
         self._logs = logs
+        self.failed: dict[NodeId, Unreachable] = {}
         self.nodes = {
             NodeId(number): LocalNode(
                 NodeId(number),
@@ -187,16 +192,29 @@ class LocalCluster:
         """What to connect to."""
         return SCHEME + ",".join(node.address for node in self.nodes.values())
 
-    async def start(self) -> None:
+    async def start(self, *, without_failed: bool = False) -> None:
         """Start every node and wait until all are ready.
 
+        Args:
+            without_failed: whether nodes that do not start are left out, as long as one starts.
+                `failed` has their errors.
         Raises:
             Unreachable: a node did not start; the text quotes its output.
         """
         async with asyncio.TaskGroup() as tasks:
             for node in self.nodes:
-                tasks.create_task(self.start_node(node))
+                tasks.create_task(self._start_one(node, without_failed=without_failed))
+        if len(self.failed) == len(self.nodes):
+            raise next(iter(self.failed.values()))
         self._write_address()
+
+    async def _start_one(self, number: NodeId, *, without_failed: bool) -> None:
+        try:
+            await self.start_node(number)
+        except Unreachable as error:
+            if not without_failed:
+                raise
+            self.failed[number] = error
 
     async def start_node(self, number: NodeId) -> None:
         """Start one node and wait until it is ready.
@@ -227,6 +245,10 @@ class LocalCluster:
                 stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=log,
                 start_new_session=True,
             )  # fmt: skip
+        except OSError as error:
+            # No process, memory or file is left, as when a node died for want of these: the others
+            # go on, and it is tried again.
+            raise Unreachable(f"node {number} has no process: {error}") from None
         finally:
             os.close(log)
         assert node.process.stdout is not None, "its standard output is a pipe"
@@ -337,6 +359,7 @@ async def local_cluster(
     module: str = NODE_MODULE,
     logs: str = "",
     tier: TierSettings | None = None,
+    without_failed: bool = False,
 ) -> AsyncIterator[LocalCluster]:
     """A running cluster for the length of the block.
 
@@ -349,16 +372,19 @@ async def local_cluster(
         module: what a node's process runs.
         logs: a directory for what the nodes say; "" leaves it with each node's data.
         tier: of every node, but for `store`, which the shape says.
+        without_failed: whether a cluster that is started again goes on without nodes that do not
+            start, as long as one starts.
     Raises:
         StoreInUse: it is running already; the text says where.
         BadSetting: the directory holds another shape, or something else.
         Unreachable: a node did not start.
     """
+    is_new = not _is_made(directory)
     path, lock, shape = _prepare(directory, shape, port)
     cluster = LocalCluster(path, shape, housing, storage, module, logs, tier)
     try:
         try:
-            await cluster.start()
+            await cluster.start(without_failed=without_failed and not is_new)
         except BaseExceptionGroup as group:
             raise group.exceptions[0] from None
         yield cluster
@@ -367,6 +393,11 @@ async def local_cluster(
             await cluster.stop()
         finally:
             lock.release()
+
+
+def _is_made(directory: str) -> bool:
+    """Whether a directory holds a cluster."""
+    return os.path.exists(os.path.join(directory, CLUSTER_FILE))
 
 
 def find_address(directory: str) -> str:

@@ -155,9 +155,12 @@ def check_token(token: str) -> None:
     """Refuse a token that no client could send.
 
     Raises:
-        BadSetting: it is longer than TOKEN_BYTES_MAX. The text does not show it.
+        BadSetting: it is longer than TOKEN_BYTES_MAX, or not UTF-8. The text does not show it.
     """
-    size = len(token.encode())
+    try:
+        size = len(token.encode())
+    except UnicodeEncodeError:
+        raise BadSetting("a token is text in UTF-8, and this one is not") from None
     if size > TOKEN_BYTES_MAX:
         raise BadSetting(f"a token has at most {TOKEN_BYTES_MAX} bytes, this one {size}")
 

@@ -1,4 +1,4 @@
-"""A node: settings in, roles assembled around one host, running until told to stop.
+"""A node: it assembles its roles around one host, from settings, and runs until it is told to stop.
 
 A node is a storage node, may sequence any log, and answers questions about the
 cluster. Everything it needs of the machine comes through its `Host`, so the same
@@ -13,11 +13,11 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Collection, Iterable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from functools import partial
 
 from cordwood.admin.authority_calls import read_members, set_authority
 from cordwood.admin.consumer_calls import ConsumerCalls
 from cordwood.admin.fitness_calls import ask_fitness, fitness_reply
-from cordwood.admin.impact_calls import answer_impact
 from cordwood.admin.ledger_autorecovery import LedgerAutorecovery
 from cordwood.admin.ledger_calls import LedgerCalls
 from cordwood.admin.log_calls import LogCalls
@@ -82,6 +82,7 @@ from cordwood.lsn import EVENT_LOG, LogId
 from cordwood.metadata.consumers import Consumers
 from cordwood.metadata.epoch_store import EpochStore
 from cordwood.metadata.event_log import StoredEventLog
+from cordwood.metadata.joins import Joins
 from cordwood.metadata.ledgers import LedgerMetadataStore
 from cordwood.metadata.log_tree import LogTree
 from cordwood.metadata.maintenance import MaintenanceStore
@@ -89,10 +90,10 @@ from cordwood.metadata.membership import Membership
 from cordwood.metadata.publications import Publications
 from cordwood.metadata.store import MetadataStore
 from cordwood.nodes import Authority, Member, NodeId, Nodeset
-from cordwood.protocol.event_log import has_place
+from cordwood.protocol.event_log import drains, has_place
 from cordwood.protocol.node_states import NodeStates
 from cordwood.protocol.store_times import StoreTimes
-from cordwood.quorum.authority import REBUILT
+from cordwood.quorum.authority import REBUILT, may_be_back
 from cordwood.recovery.collect_digest import DigestReads
 from cordwood.recovery.heard import Statuses, statuses_of
 from cordwood.recovery.purge import Purges
@@ -110,13 +111,15 @@ from cordwood.storage.identity import ACCEPTED
 from cordwood.storage.ledgers.ledger_store import LedgerStore
 from cordwood.storage.logs_db.flusher import Flusher
 from cordwood.storage.logs_db.logs_store import LogsStore
-from cordwood.storage.logs_db.tables import MakeTables
+from cordwood.storage.logs_db.tables import MakeTables, Tables
 from cordwood.storage.push.read_rights import ReadRights
 from cordwood.storage.push.read_streams import ReadStreams
 from cordwood.storage.rebuild.admission import Admission
+from cordwood.storage.rebuild.kept_ledgers import keep_only_ledgers
 from cordwood.storage.rebuild.role import RebuildRole
 from cordwood.storage.repair.copy_fetch import CopyFetches
 from cordwood.storage.repair.repairs import Repairs
+from cordwood.storage.repair.sequencer_question import ask_sequencer
 from cordwood.storage.repair.wal_healing import WalHealing
 from cordwood.storage.role import StorageRole
 from cordwood.storage.scrub.scrub import Scrub
@@ -144,13 +147,19 @@ READ_ONLY = (
 )
 
 NOTE_AT_END_S = 1.0
-"""The metadata store may be away when a node stops; the next start says what this would have."""
+"""The longest wait for the last note to the metadata store, which may be away when a node stops.
+The next start makes up for the note."""
+
+OLD_S = 10.0
+"""The age from which this node's member list does not say any more that a node's data is gone: two
+calls of the metadata store that were not answered."""
 
 SURE_S = 0.5
-"""Between two tries of a node that started unsure to read the event log."""
+"""The pause between two tries to read the event log, of a node that started unsure."""
 
 NEWCOMER_S = 0.2
-"""Between two readings of the member list, however many callers say to be nodes."""
+"""The shortest time between two readings of the member list, however many callers claim to be
+nodes."""
 
 _READ_KINDS = frozenset({Kind.READING, Kind.BLOCKS, Kind.HEADS, Kind.GAPS})
 _STORAGE_KINDS = frozenset({Kind.STORE, Kind.RELEASE, Kind.READ, Kind.WINDOW, Kind.STOP})
@@ -193,6 +202,8 @@ class Node:
         )
         self._members: dict[NodeId, Member] = {}
         self._said: tuple[Member, ...] = ()  # the member list, without what the event log adds
+        self._said_s = 0.0  # when it was asked for
+        self._readings = self._taken = 0  # of the member list: begun last, and `_said`'s
         self._newcomer = asyncio.Event()  # a node called that is no member yet
         self._started = asyncio.get_running_loop().time()
         self._cluster = b""
@@ -269,9 +280,12 @@ class Node:
             may_move=self._may_move_events,
         )  # fmt: skip
         self._exit.callback(self._tasks.create_task(events.run()).cancel)
-        admission = Admission(settings, host, self._membership, events)
+        joins = Joins(self._metadata)
+        admission = Admission(settings, host, self._membership, events, joins)
         await admission.ask()
-        await self._open_engine(admission.is_anew)
+        if admission.drops_logs:
+            await self._drop_logs(admission)
+        await self._open_engine(admission.is_blank)
         self._repairs = Repairs(
             self._engine, settings.node, lambda: self._members, self._epochs.read,
             settings.storage.rebuild_bytes_s,
@@ -281,7 +295,7 @@ class Node:
         )
         known = (
             self._epochs.read, lambda: self._members, self._renew_seals, self._membership,
-            self._healing.state,
+            joins, self._healing.state,
         )  # fmt: skip
         self._rebuild = RebuildRole(settings, host, self._engine, events, *known)
         self._engine.unsure = admission.is_unsure
@@ -299,18 +313,21 @@ class Node:
             ledger_store, LedgerMetadataStore(self._metadata), settings.node,
             LedgerAutorecovery(
                 settings.node, host, self._metadata, self._read_members,
-                lambda: self.server.address, self._open_objects,
+                lambda: self.server.address, self._open_objects, lambda: drains(self._rebuild.set),
             ),
             lambda: self._tiering.open(),
         )  # fmt: skip
         if admission.is_unsure:
             await self._renew_seals()  # epochs may have ended without it
-        if self._engine.has_lost or self._engine.logs.owes_note or admission.is_anew:
+        has_lost = self._engine.has_lost or self._engine.logs.owes_note or admission.is_blank
+        if has_lost or admission.is_anew:
             await self._renew_seals()
-            await self._ledgers.note_loss(is_anew=admission.is_anew)
+        if has_lost:
+            await self._ledgers.note_loss(is_anew=admission.is_blank)
             await self._engine.logs.keep_noted()
         if self._directory.word == ACCEPTED:
-            # Not before: a start that was cut short above would find nothing lost.
+            # Do this only now: otherwise a start that was cut short above would be followed by a
+            # start that finds no loss.
             await self._engine.accept_loss()
         self._room = most_room(self._engine.wal.record_bytes_max, settings.storage.cache_bytes)
         member = await self._directory.claim(self._engine.reached, self._room)
@@ -333,7 +350,8 @@ class Node:
         if admission.is_anew:
             await self._tiering.learn()
         await admission.complete(self._renew_seals)
-        await self._refresh_members()  # before the first caller, who may say to be one of them
+        self._rebuild.owes_drain = admission.owes_drain
+        await self._refresh_members()  # before the first caller, which may claim to be a member
         ours = self._hello(NodeId(0))
         self.server = Server(host.network, ours, self, self._tasks, self.check_node)
         self._exit.push_async_callback(self.server.close)
@@ -376,15 +394,27 @@ class Node:
             self._on_change(log)
         logger.info("node %d listens on %s", settings.node, self.server.address)
 
-    async def _open_engine(self, is_anew: bool) -> None:
+    def _own_directory(self, *, is_blank: bool) -> tuple[DataDirectory, Tables]:
+        """The node's directory, and LogsDB in it."""
+        identity = (self.settings, self.host, self._membership, self._cluster)
+        path = f"{self.settings.directory}/logsdb"
+        tables = self._make_tables(path, self.settings.storage, self.host)
+        return DataDirectory(*identity, is_blank), tables
+
+    async def _drop_logs(self, admission: Admission) -> None:
+        """See `storage.rebuild.kept_ledgers`."""
+        directory, tables = self._own_directory(is_blank=False)
+        await keep_only_ledgers(
+            directory, tables, self.settings, self.host.clock.now_us(), admission.note_dropping
+        )
+        await admission.note_dropped()
+
+    async def _open_engine(self, is_blank: bool) -> None:
         """Open WAL and LogsDB, replay, and begin to flush."""
         settings = self.settings.storage
-        identity = (self.settings, self.host, self._membership, self._cluster)
-        self._directory = DataDirectory(*identity, is_anew)
+        self._directory, tables = self._own_directory(is_blank=is_blank)
         wal = await self._directory.open_wal()
         self._exit.push_async_callback(wal.close)
-        directory = f"{self.settings.directory}/logsdb"
-        tables = self._make_tables(directory, settings, self.host)
         self._exit.push_async_callback(tables.close)
         logs, states = await LogsStore.open(tables, settings, self.settings.node)
         self._engine = await StorageEngine.open(
@@ -426,7 +456,7 @@ class Node:
         return await ask_fitness(self.settings.node, self._engine, self._peers, nodes)
 
     def _on_space(self) -> None:
-        """A flush made room."""
+        """Handle free space that a flush made."""
         self._storage.tell_space()
 
     def _assemble_sequencer(self) -> None:
@@ -434,8 +464,13 @@ class Node:
         self._channel = StoreChannel(self._peers)
         self._digests = DigestReads(self._peers)
         self._fetches = CopyFetches(self._peers)
-        self._repairs.connect(self._fetches, lambda: self._gossip.dead)
-        self._healing.connect(self._peers, lambda: self._gossip.dead)
+
+        def dead() -> frozenset[NodeId]:
+            return self._gossip.dead
+
+        ask = partial(ask_sequencer, self._peers, self.settings.node, dead)
+        self._repairs.connect(self._fetches, ask, dead)
+        self._healing.connect(self._peers, dead)
         self._states = NodeStates()
         self._gossip = Gossip(
             self.settings.node,
@@ -448,13 +483,14 @@ class Node:
         settings = self.settings.sequencer.fitted_to(self._room)
         self._channel.together_bytes = min(self._channel.together_bytes, settings.run_bytes)
         self._maintenance = MaintenanceCalls(
-            self.settings.node, MaintenanceStore(self._metadata), self._epochs,
+            self.settings.node, MaintenanceStore(self._metadata), self._epochs, self._logs,
             lambda: self._members, lambda: self._gossip.dead, lambda: self._rebuild.set,
-            self._rebuild.answer, self.host.clock.now_us, self._ask_fitness,
+            self._rebuild.answer, self.host.clock.now_us, self._ask_fitness, lambda: self._said,
         )  # fmt: skip
         self._rebuild.connect(
             self._peers, self._channel, lambda: self._gossip.dead, lambda: self._gossip.silent,
-            lambda: self._tools.settings.run_bytes,
+            self._gossip.dies, lambda: self._tools.settings.run_bytes,
+            self._maintenance.check_places, lambda: self._tiering.drops,
         )  # fmt: skip
         times = StoreTimes(settings.store_timeout_s, settings.store_timeout_max_s)
         self._tools = tools = AppenderTools(
@@ -497,7 +533,7 @@ class Node:
     async def leave(self) -> None:
         """Tell the others that this node goes, and let its sequencers finish.
 
-        Whoever appends is sent to the next node at once, instead of finding out.
+        Clients that append are then redirected to the next node at once.
         """
         self._gossip.leave()
         await self._sequencer.leave()
@@ -506,12 +542,12 @@ class Node:
                 await self._directory.note(self._engine.reached)
 
     async def move(self, address: str) -> None:
-        """Tell the cluster that this node is reached at `address` from now on."""
+        """Tell the cluster that this node listens at `address` from now on."""
         await self._membership.move(self.settings.node, address)
         await self._refresh_members()
 
     async def close(self) -> None:
-        """Stop taking work, settle the WAL, let the directory go."""
+        """Stop taking work, settle the WAL, and release the directory."""
         await self._exit.aclose()
 
     def _hello(self, wanted: NodeId) -> Hello:
@@ -531,12 +567,27 @@ class Node:
         await self._read_anew(strictly=False)
 
     async def _read_anew(self, *, strictly: bool) -> None:
-        self._said = await read_members(self._membership, self.settings.node, self._renew_seals)
+        began_s = asyncio.get_running_loop().time()
+        self._readings += 1
+        reading = self._readings
+        said = await read_members(self._membership, self.settings.node, self._renew_seals)
+        self._take_said(reading, said)
+        if self._taken == reading:
+            self._said_s = began_s
         await self._rebuild.refresh(strictly=strictly)
         self._take_members()
 
+    def _take_said(self, reading: int, said: tuple[Member, ...]) -> None:
+        """Take a member list, unless a later reading came first.
+
+        Race: the answer of an earlier reading is late. A recovery that asked after it would count
+        nodes as empty that came back in between.
+        """
+        if reading > self._taken:
+            self._taken, self._said = reading, said
+
     def _take_members(self) -> None:
-        """Go by the member list and the rebuilding set as they are known now."""
+        """Apply the member list and the rebuilding set as they are known now."""
         members = self._rebuild.overlaid(self._said)
         self._members = {member.node: member for member in members}
         self._engine.rebuilding = rebuilding = self._rebuild.refused(members)
@@ -550,8 +601,17 @@ class Node:
         self._peers.want({member.node: member.address for member in members})
         self._gossip.want({member.node: member.incarnation for member in members}, rebuilding)
 
+    def _told(self) -> Mapping[NodeId, Member]:
+        """The members as clients get them."""
+        age_s = asyncio.get_running_loop().time() - self._said_s
+        if age_s <= OLD_S + self.settings.refresh_s:
+            return self._members
+        # The statuses of the set come from the event log, which does not need the metadata store.
+        told = self._rebuild.told_statuses() if self._events.has_moved else frozenset[NodeId]()
+        return {each.node: each for each in may_be_back(self._members.values(), told)}
+
     def note_storage(self, mine: Member) -> bool:
-        """Take what the member list says of this node's storage; whether that is news."""
+        """Apply the storage setting of this node in the member list. Returns whether it changed."""
         if mine.read_only is bool(self._engine.read_only):
             return False
         self._engine.read_only = READ_ONLY if mine.read_only else ""
@@ -580,7 +640,8 @@ class Node:
         return self._hello(NodeId(0)) if self._incarnation else None
 
     async def _event_addresses(self) -> list[str]:
-        """Where the nodes listen that may have the event log; this one too, once it does."""
+        """The addresses of the nodes that may have the event log. This node's address is among them
+        once it listens."""
         me = self.settings.node
         try:
             members = await self._membership.members()
@@ -612,7 +673,7 @@ class Node:
         return not behind
 
     async def _become_sure(self) -> None:
-        """Read what became of this node's data, if its start could not.
+        """Read the status of this node's data, if its start could not.
 
         Raises:
             NotOurCluster: it lies on other nodes.
@@ -629,6 +690,7 @@ class Node:
                 await asyncio.sleep(SURE_S)
             else:
                 self._engine.unsure = self._rights.unsure = False
+                self._rebuild.on_sure()
                 logger.info("this node's data is what the cluster has")
                 self._on_space()
 
@@ -710,21 +772,25 @@ class Node:
                 return await self._storage.mark(connection, call)
             case AskMembers():
                 dead, changes = sorted(map(int, self._gossip.dead)), self._log_watch.changes
-                infos, store = member_infos(self._members), self.settings.tier.store
-                return MembersReply(self._cluster, infos, dead, changes, store)
+                infos, store = member_infos(self._told()), self.settings.tier.store
+                asked = NodeId(call.version_of)
+                version = await self._membership.version(asked) if asked else 0
+                return MembersReply(self._cluster, infos, dead, changes, store, version)
             case SetAuthority():
                 await set_authority(self._membership, call, self._gossip.dead)
                 await self._refresh_members()
                 return DoneReply()
             case SetStorage():
-                await self._membership.set_storage(NodeId(call.node), read_only=call.read_only)
+                await self._membership.set_storage(
+                    NodeId(call.node), read_only=call.read_only, if_version=call.if_version
+                )
                 await self._refresh_members()
                 return DoneReply()
             case Yield():
                 await self._sequencer.give_up(LogId(call.log), call.epoch, NodeId(call.node))
                 return DoneReply()
             case AskNodesets():
-                return NodesetsReply(*self._engine.nodesets(call.log), member_infos(self._members))
+                return NodesetsReply(*self._engine.nodesets(call.log), member_infos(self._told()))
             case AskTime() | AskExtent() | AskSize() | AskKept() | AskEpoch() | AskIfLost():
                 return await self._storage.look(call, by_node=is_node(connection))
             case AskTail():
@@ -744,10 +810,7 @@ class Node:
                     self._repairs.state_of(self._scrub.state()),
                 )  # fmt: skip
             case AskImpact():
-                return await answer_impact(
-                    call, self._epochs, self._logs, self._members, self._gossip.dead,
-                    self._ask_fitness,
-                )  # fmt: skip
+                return await self._maintenance.answer_impact(call)
             case AskFitness():
                 return fitness_reply(self._engine)
             case AskStreams():
@@ -767,7 +830,7 @@ async def running_node(
     """A node that runs for the length of the block.
 
     Args:
-        make_tables: what LogsDB rests on: `rocks_tables`, or the simulator's twin.
+        make_tables: makes the tables of LogsDB: `rocks_tables`, or the simulator's implementation.
         open_objects: opens main storage by its address.
     Raises:
         CordwoodError: see `Node.start`.

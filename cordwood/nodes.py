@@ -60,8 +60,9 @@ class Member:
         incarnation: grows by one each time the node starts.
         weight: the node's share of new records. At 0 it takes none, except an epoch's end that no
             other node can hold.
-        authority: the status of its data. read_only: an operator forbade new records: the node is
-            still sealed and read, also by recoveries. Its weight is 0 meanwhile.
+        authority: the status of its data.
+        read_only: an operator forbade new records: the node is still sealed and read, also by
+            recoveries. Its weight is 0 meanwhile.
         room: bytes of the largest store that it ever takes; 0 if it did not say.
         fill: how full its disk is, see `protocol.disk_space.DiskFill`.
     """

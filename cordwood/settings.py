@@ -92,8 +92,8 @@ class StorageSettings:
 
     Attributes:
         wal_bytes: the size of the ring. 2 GiB on a server, as in the Delta WAL; `cordwood up` and
-            the embedded store take 128 MiB, so that they start in a second. The value counts when
-            a node's directory is made; a later start with another value warns.
+            the embedded store take 128 MiB, so that they start in a second. The value counts when a
+            node's directory is made; a later start with another value warns.
         wal_budget: the WAL's share of its disk: `gp3` for a gp3 cloud volume (3,000 writes and 125
             MiB a second), or `IOPS,MIB_PER_S`; "" for no limit, for a local disk. Over its budget a
             volume queues writes and cannot join them; the WAL joins waiting records into fewer,
@@ -101,40 +101,40 @@ class StorageSettings:
             same volume.
         cache_bytes: blocks that are in the WAL and not yet in LogsDB; when it is full, appends
             wait. Stores of numbered blocks may exceed it by an eighth, stores of recoveries by a
-            quarter, and no store by more. Half of it is a burst that no flush disturbs: a second
-            of the fastest disk measured. It takes memory only for what it holds.
-            flush_bytes: a flush begins when this much is unflushed and appends pause, or when half
-            of the cache or of the WAL is full. Large files are read with few seeks; 32 MiB are
-            written in a fifth of a second.
+            quarter, and no store by more. Half of it is a burst that no flush disturbs: a second of
+            the fastest disk measured. It takes memory only for what it holds.
+        flush_bytes: a flush begins when this much is unflushed and appends pause, or when half of
+            the cache or of the WAL is full. Large files are read with few seeks; 32 MiB are written
+            in a fifth of a second.
         flush_quiet_s: this time without an append is a pause. Between the waves of a burst it is
             milliseconds.
         flush_age_s: a flush also begins when the oldest unflushed block is this old. It bounds the
             replay at the start of a quiet node. S3Stream uploads after the same minute.
-        partition_age_s, partition_bytes, partition_files: a partition that has reached one of
-            these is closed and the next begins. LogDevice's 15 minutes, 6 GB (here 4 GiB), and
-            the 20 files of its documents: a cold read looks into each file.
+        partition_age_s, partition_bytes, partition_files: a partition that has reached one of these
+            is closed and the next begins. LogDevice's 15 minutes, 6 GB (here 4 GiB), and the 20
+            files of its documents: a cold read looks into each file.
         retention_every_s: the time between two passes that trim records past their retention and
             free disk space: LogDevice's 30 s, a thirtieth of a partition's time.
         deleted_keep_s: how long the records of a deleted log stay on the disk: a day in which a
             person may notice a mistake. LogDevice keeps them for 2 to 4.
         disk_low_bytes, disk_back_bytes: with less free disk space than the first, a node takes no
-            new records; with more than the second, it takes them again. On a small disk they are
-            5 and 10 % of it. 1 GiB is four full caches, so a flush always fits. 0 for no limit.
-        disk_look_s: the time between two measurements of the disk: a disk does not write 1 GiB
-            in less.
+            new records; with more than the second, it takes them again. On a small disk they are 5
+            and 10 % of it. 1 GiB is four full caches, so a flush always fits. 0 for no limit.
+        disk_look_s: the time between two measurements of the disk: a disk does not write 1 GiB in
+            less.
         reached_every_s: how often a storing node records in the metadata store how far its WAL has
             come. A start from an older copy of its directory is noticed if the copy is older than
             this. A tenth of a write a second for each node is nothing to any metadata store.
         recent_bytes: blocks and ledger entries that stay in memory for readers after their flush,
             with 1 KiB more counted for each block or run of entries; 0 for none. Four flushes: most
             readers are seconds behind. It takes memory only for what it holds.
-            block_cache_bytes: RocksDB's cache of index entries and blocks that it has read.
+        block_cache_bytes: RocksDB's cache of index entries and blocks that it has read.
         scrub_bytes_s: the rate at which a scrub reads LogsDB in the background to find rotten data;
             0 for no scrubbing. 1 MiB/s, as HDFS's scanner: a per cent of a disk and of a core, and
             a terabyte in 12 days.
-        rebuild_bytes_s: the most that a node sends of new copies of blocks that other nodes lost;
-            0 for as fast as they are taken. 32 MiB/s: a quarter of what a cheap cloud volume
-            writes; five nodes restore a lost terabyte in two hours. Beside appends it is less, as
+        rebuild_bytes_s: the most that a node sends of new copies of blocks that other nodes lost; 0
+            for as fast as they are taken. 32 MiB/s: a quarter of what a cheap cloud volume writes;
+            five nodes restore a lost terabyte in two hours. Beside appends it is less, as
             docs/protocol/rebuilding.md says (rule 18).
         scrub_every_s: the least time between the begins of two passes over LogsDB. A day: rotten
             data is found before a second copy is likely to rot.
