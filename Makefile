@@ -11,6 +11,10 @@ INPUT ?=
 # What `make test-newest` runs.
 NEWEST_TESTS ?= not slow
 
+# Tests and proofs start hundreds of processes. Without bytecode files, each of them would compile
+# the product again, which takes half a second of a core.
+unexport PYTHONDONTWRITEBYTECODE
+
 .DEFAULT_GOAL := help
 .PHONY: help setup setup-test demo test test-newest prove lint format bench figures peers site lock clean
 
