@@ -420,7 +420,7 @@ class LedgerAutorecovery:
             if decided is Step.DONE:
                 await self._marks.finish(mark.ledger, version)
             return decided is Step.DONE
-        work = _Work(store, mark, version, metadata, patience)
+        work = MarkedWork(store, mark, version, metadata, patience)
         match decided:
             case Step.DONE:
                 await self._marks.finish(mark.ledger, version)
@@ -449,7 +449,7 @@ class LedgerAutorecovery:
                 return False
         return True
 
-    async def _wait(self, work: _Work) -> None:
+    async def _wait(self, work: MarkedWork) -> None:
         """Store copies of the entries that were passed over, while a repair has to wait.
 
         Raises:
@@ -462,7 +462,7 @@ class LedgerAutorecovery:
         if missing:
             raise Unreachable(f"{entry_words(missing)} too few readable copies")
 
-    async def _repair_without_end(self, work: _Work) -> None:
+    async def _repair_without_end(self, work: MarkedWork) -> None:
         """Do what can be done for a ledger of which a recovery failed."""
         found = await self._ledgers.get(work.mark.ledger)
         if found is None:
@@ -473,14 +473,14 @@ class LedgerAutorecovery:
         if step_without_end(work.metadata, work.mark) is Step.REPAIR_OLDER:
             await self._repair_older(work)
 
-    async def _fill_meanwhile(self, work: _Work) -> None:
+    async def _fill_meanwhile(self, work: MarkedWork) -> None:
         """Store copies of settled entries in the places that the metadata names."""
         whole = _whole(await self._members()) - self._leaving()
         await self._filling.fill_meanwhile(
             work.store, work.mark, work.version, work.metadata, whole, work.extend
         )
 
-    async def _repair_older(self, work: _Work) -> None:
+    async def _repair_older(self, work: MarkedWork) -> None:
         """Make the copies of all fragments before the last, and remove the mark if it may go."""
         mark = work.mark
         noted = await self._copy(work, older=True)
@@ -490,7 +490,7 @@ class LedgerAutorecovery:
         if may_finish(work.metadata, after and after.metadata, mark):
             await self._finish(*noted)
 
-    async def _copy(self, work: _Work, *, older: bool = False) -> tuple[Mark, int]:
+    async def _copy(self, work: MarkedWork, *, older: bool = False) -> tuple[Mark, int]:
         """Make the copies of a marked ledger: of all of it, or of the fragments before its last.
 
         Returns:
@@ -542,7 +542,7 @@ class LedgerAutorecovery:
         else:
             await self._marks.finish(mark.ledger, version)
 
-    async def _fill(self, work: _Work) -> None:
+    async def _fill(self, work: MarkedWork) -> None:
         """Store copies of entries that a repair passed over, and remove the mark then.
 
         Raises:
@@ -564,7 +564,7 @@ class LedgerAutorecovery:
         raise Unreachable(f"{entry_words(missing)} too few readable copies")
 
 
-class _Work(NamedTuple):
+class MarkedWork(NamedTuple):
     """The work on one marked ledger.
 
     Attributes:

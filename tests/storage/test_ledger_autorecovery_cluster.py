@@ -10,7 +10,7 @@ from rebuild_scene import call_lost, lose_disk, order
 from scenarios import as_scenario
 from swaps import swap
 
-from cordwood.admin.ledger_autorecovery import REPAIR_S, LedgerAutorecovery
+from cordwood.admin.ledger_autorecovery import REPAIR_S, LedgerAutorecovery, MarkedWork
 from cordwood.client.admin.named_ledgers import NamedLedgers
 from cordwood.client.store import Store
 from cordwood.errors import Malformed, Rejected, TooFewNodes
@@ -174,11 +174,10 @@ class TestLostNode:
         """A node looked for lost nodes again when its repairs were over, hours later."""
 
         async def takes_long(
-            self: LedgerAutorecovery, store: Store, mark: Mark, version: int,
-            metadata: LedgerMetadata, patience: asyncio.Timeout, *, older: bool = False,
-        ) -> None:  # fmt: skip
+            self: LedgerAutorecovery, work: MarkedWork, *, older: bool = False
+        ) -> None:
             while True:
-                patience.reschedule(asyncio.get_running_loop().time() + REPAIR_S)
+                work.extend()
                 await asyncio.sleep(REPAIR_S / 2)
 
         async with cluster.client() as store:

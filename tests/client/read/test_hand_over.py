@@ -197,7 +197,9 @@ class TestBrokenOff:
     @pytest.mark.parametrize("way", ["loop", "read", "consumer"])
     def test_alarms_at_any_moment_of_a_read(self, tmp_path: Path, way: str) -> None:
         """Alarms hit waits, hops and hand-overs while another thread appends."""
-        count = 3000
+        taken: list[object] = []
+        broken, count, left = 0, 0, 0
+        got: object = None
         with open_at(tmp_path) as store:
             store.append("a", b"0")
             if way == "loop":
@@ -208,15 +210,9 @@ class TestBrokenOff:
                 consumer = store.consumer("c", "a", start="tail", save_every_s=0.01)
                 take = iter(consumer.__enter__()).__next__
 
-            def append() -> None:
-                for first in range(0, count, 5):
-                    store.append_many("a", [b"%d" % n for n in range(first, first + 5)])
-
-            appending = threading.Thread(target=append)
-            appending.start()
-            taken: list[object] = []
-            broken, left = 0, count
-            got: object = None
+            def append(first: int, after: int) -> None:
+                for number in range(first, after, 5):
+                    store.append_many("a", [b"%d" % n for n in range(number, number + 5)])
 
             def take_all() -> None:
                 """A function of its own: in CPython 3.13 an alarm that meets the jump of a loop may
@@ -227,21 +223,27 @@ class TestBrokenOff:
                     taken.append(got)
                     left -= len(got.records) if way == "read" else 1
 
-            for tick in itertools.count(1):
-                if left <= 0:
+            ticks = itertools.count(1)
+            # On a fast machine, all records of a portion may be read between two alarms.
+            for _ in range(20):
+                appending = threading.Thread(target=append, args=(count, count + 3000))
+                count, left = count + 3000, 3000
+                appending.start()
+                while left > 0:
+                    got = None
+                    try:
+                        with alarm_after(0.0003 + next(ticks) % 17 * 0.0002, Soft):
+                            take_all()
+                    except (Soft, RuntimeError):
+                        # `Condition.wait` raises "cannot release un-acquired lock" for it.
+                        broken += 1
+                        # The alarm may hit this loop between its lines.
+                        if got is not None and (not taken or taken[-1] is not got):
+                            taken.append(got)
+                        left = count - sum(len(x.records) if way == "read" else 1 for x in taken)
+                appending.join()
+                if broken > 5:
                     break
-                got = None
-                try:
-                    with alarm_after(0.0003 + tick % 17 * 0.0002, Soft):
-                        take_all()
-                except (Soft, RuntimeError):
-                    # In `Condition.wait` CPython raises "cannot release un-acquired lock" for it.
-                    broken += 1
-                    # The alarm may hit this loop between its lines.
-                    if got is not None and (not taken or taken[-1] is not got):
-                        taken.append(got)
-                    left = count - sum(len(x.records) if way == "read" else 1 for x in taken)
-            appending.join()
             assert broken > 5
             if way == "read":
                 found = [item for portion in taken for item in portion]
