@@ -6,7 +6,7 @@ Source: docs/design.md §6, §7; docs/sources/logdevice.md 2.9.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -150,9 +150,9 @@ class Nodes(Rebalances):
         if expected is None:
             full = Authority.FULLY_AUTHORITATIVE
             expected = (await self.authorities()).get(NodeId(node), full)
-        call = SetAuthority(node, authority, expected)
         # A node that runs changes its entry often. No reader is told of a loss if it has data.
-        await self._order(node, call, again=authority in HAS_DATA)
+        call = SetAuthority(node, authority, expected)
+        await self._change_entry(call, again=authority in HAS_DATA)
 
     async def set_storage(self, node: int, *, read_only: bool) -> None:
         """Make a node read-only, or let it store again. Readers read from it in both cases.
@@ -163,29 +163,48 @@ class Nodes(Rebalances):
             BadSetting: the node does not exist.
             Unreachable: the cluster did not answer; it may be set, and may be set again.
         """
-        await self._order(node, SetStorage(node, read_only), again=True)
+        await self._change_entry(SetStorage(node, read_only), again=True)
 
-    async def _order(self, node: int, call: SetAuthority | SetStorage, *, again: bool) -> None:
-        """Change a node's entry as it is now. If a node gets the order late, and the entry has
-        changed since, that node refuses it.
+    async def _change_entry(self, call: SetAuthority | SetStorage, *, again: bool) -> None:
+        """Change a node's entry as it is now.
 
         Args:
             again: whether to give the order again if the entry changed on the way.
         """
+
+        def seen(reply: object) -> Call:
+            assert isinstance(reply, MembersReply), "AskMembers is answered with members"
+            return replace(call, if_version=reply.version)
+
+        await self._order(AskMembers(call.node), seen, lambda _: again)
+        await self._cluster.refresh_members(timeout_s=self._settings.timeout_s)
+
+    async def _order(
+        self, question: Call, seen: Callable[[object], Call], again: Callable[[float], bool]
+    ) -> None:
+        """Give an order with the version that the cluster has now. A node that gets the order late
+        refuses it if the version has changed since.
+
+        Args:
+            question: its answer has the version.
+            seen: the order with the version of this answer.
+            again: whether to begin anew if it was refused so many seconds after it was given.
+        Raises:
+            Fenced: it was refused for its version, and is not given again.
+            CordwoodError: the order was refused for another reason, or got no answer.
+        """
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self._settings.timeout_s
         while True:
-            asked = AskMembers(node)
-            reply = await self._cluster.call_any(asked, timeout_s=deadline - loop.time())
-            assert isinstance(reply, MembersReply), "AskMembers is answered with members"
-            seen = replace(call, if_version=reply.version)
+            reply = await self._cluster.call_any(question, timeout_s=deadline - loop.time())
+            given_s = loop.time()
             try:
-                await self._cluster.call_any(seen, timeout_s=deadline - loop.time())
-                break
+                await self._cluster.call_any(seen(reply), timeout_s=deadline - given_s)
+                return
             except Fenced:
-                if not again or loop.time() >= deadline:
+                now_s = loop.time()
+                if now_s >= deadline or not again(now_s - given_s):
                     raise
-        await self._cluster.refresh_members(timeout_s=self._settings.timeout_s)
 
     async def if_lost(self, nodes: Collection[int]) -> dict[NodeId, IfLost | CordwoodError]:
         """What each node would have to give if the data of `nodes` were gone, in node order.
@@ -352,20 +371,13 @@ class Nodes(Rebalances):
         if order not in orders:
             raise BadSetting(f"there is no order {order[:32]!r}; there are {', '.join(orders)}")
         call = SayRebuild(node, orders[order], forced, unless_empty)
-        loop = asyncio.get_running_loop()
-        deadline = loop.time() + self._settings.timeout_s
-        while True:
-            reply = await self._cluster.call_any(AskRebuilding(), timeout_s=deadline - loop.time())
+
+        def seen(reply: object) -> Call:
             assert isinstance(reply, RebuildingReply), "AskRebuilding has one kind of answer"
-            seen = replace(call, if_version=read_set(reply.set).version)
-            given_s = loop.time()
-            try:
-                await self._cluster.call_any(seen, timeout_s=deadline - given_s)
-                return
-            except Fenced:
-                # After this time another node may have had the order before.
-                if loop.time() > min(deadline, given_s + GIVEN_S):
-                    raise
+            return replace(call, if_version=read_set(reply.set).version)
+
+        # After GIVEN_S another node may have had the order before.
+        await self._order(AskRebuilding(), seen, lambda passed_s: passed_s <= GIVEN_S)
 
     async def read_only(self) -> dict[NodeId, bool]:
         """Whether an operator made each node read-only, in node order.
