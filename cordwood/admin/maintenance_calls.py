@@ -62,7 +62,6 @@ from cordwood.metadata.maintenance import MaintenanceStore
 from cordwood.nodes import Authority, Member, NodeId
 from cordwood.protocol.event_log import leaving
 from cordwood.rebuilding import RebuildingSet
-from cordwood.storage.rebuild.drain_orders import LATE_S
 
 logger = logging.getLogger(__name__)
 
@@ -302,27 +301,24 @@ class MaintenanceCalls:
     async def _end_drain(self, node: int, is_over: Callable[[MaintenanceSet, int], bool]) -> None:
         """End a drain that no request wants any more.
 
-        Race: this node may have been paused since it read the set. Another node has ended the drain
-        since, and an operator may have ordered the next one. So the set is read just before.
+        Race: this node may be paused after it read the requests. Another node has ended the drain
+        since, and an operator may have ordered the next one. So the order names the version of the
+        rebuilding set from before it read them.
 
         Args:
-            is_over: whether the drain is to end, by the set.
+            is_over: whether the drain is to end, by the requests.
         Raises:
-            Fenced: this node was paused after it read the set.
+            Fenced: the rebuilding set has changed since.
         """
-        loop = asyncio.get_running_loop()
-        began_s = loop.time()
+        seen = self._rebuilding().version
         known, _ = await self._store.read()
-        if not is_over(known, node):
-            return
-        if loop.time() > began_s + LATE_S:
-            raise Fenced("the requests for maintenance may have changed since they were read")
-        await self._order(node, RebuildOrder.UNDRAIN)
+        if is_over(known, node):
+            await self._order(node, RebuildOrder.UNDRAIN, seen)
 
-    async def _order(self, node: int, order: RebuildOrder) -> None:
+    async def _order(self, node: int, order: RebuildOrder, seen: int | None = None) -> None:
         try:
             # This node may not have heard yet that the drained node is empty.
-            await self._obey(SayRebuild(node, order, unless_empty=True))
+            await self._obey(SayRebuild(node, order, unless_empty=True, if_version=seen))
         except Rejected as error:
             # A drain is ordered again at the next look, and its request tells why it waits. The
             # drain of an empty node stays, and is an operator's from now on.

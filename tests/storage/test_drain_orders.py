@@ -10,9 +10,11 @@ import pytest
 from cluster_at_hand import ClusterAtHand, simulate, until
 from rebuild_scene import lost, put_records
 from scenarios import as_scenario
+from swaps import swap
 
 from cordwood.client.store import Store
 from cordwood.errors import Fenced
+from cordwood.impact.maintenance import MaintenanceSet
 from cordwood.layout.message import Call, Reply
 from cordwood.layout.message_rebuilding import (
     AskRebuilding,
@@ -21,6 +23,7 @@ from cordwood.layout.message_rebuilding import (
     SayRebuild,
 )
 from cordwood.layout.rebuild_events import read_set
+from cordwood.metadata.maintenance import MaintenanceStore
 from cordwood.protocol.event_log import Verdict, apply, replay
 from cordwood.rebuilding import Aborted, IsRebuilt, LostNode, NeedsRebuild, RebuildingSet, Undrained
 from cordwood.sim.planted import find_bug, planted
@@ -207,3 +210,25 @@ def test_a_late_end_of_a_requests_drain_does_not_end_an_operators_drain(
             assert [each.node for each in (await store.rebuilding()).lost] == [4]
 
     simulate(scenario, nodes=6, replicated_events=replicated)
+
+
+def test_a_requests_drain_ends_with_a_slow_metadata_store() -> None:
+    """A node took a read of more than a second for a pause, and began anew for ever."""
+    read = MaintenanceStore.read
+
+    async def slow(self: MaintenanceStore) -> tuple[MaintenanceSet, int]:
+        await asyncio.sleep(1.5)
+        return await read(self)
+
+    async def scenario(cluster: ClusterAtHand) -> None:
+        await put_records(cluster, records=3)
+        async with cluster.client(timeout_s=60) as store:
+            cluster.machine(2).pause()  # so no drain ends
+            made = await store.apply_maintenance([4], wanted="DRAINED", reason="x", user="ann")
+            await until(lambda: bool(lost(cluster)), timeout_s=60)
+            with pytest.MonkeyPatch.context() as patched:
+                swap(patched, read, slow)
+                await store.remove_maintenance(made.number)
+            assert not (await store.rebuilding()).lost
+
+    simulate(scenario, nodes=6)
