@@ -112,6 +112,7 @@ class TestAnOlderCopy:
         with cordwood.connect(older, IMPATIENT) as store:
             store.append("log", b"goes on")
 
+    @pytest.mark.slow
     def test_let_in_without_a_vote_it_says_so_until_the_loss_is_accepted(self, older: Path) -> None:
         told = accept(older, "--older", "--yes")
         assert (told.exit_code, "its silence proves nothing" in told.stdout) == (0, True)

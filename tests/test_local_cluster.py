@@ -272,6 +272,7 @@ async def has_moved(cluster: LocalCluster) -> bool:
 class TestEventLog:
     """Only new clusters begin with the replicated event log: the events do not move back."""
 
+    @pytest.mark.slow
     @as_scenario(awaited_by(uvloop.run))
     async def test_a_new_cluster_with_nodes_enough_has_it_and_keeps_it(
         self, *, tmp_path: Path
@@ -384,6 +385,7 @@ class TestADirectoryThatIsReplaced:
 
     ONE = ClusterShape(nodes=1, racks=1, copies=1, copy_racks=1, wal_bytes=4 * MIB)
 
+    @pytest.mark.slow
     @as_scenario(awaited_by(asyncio.run))
     async def test_it_is_changed_while_the_node_starts(
         self, *, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -414,6 +416,7 @@ class TestADirectoryThatIsReplaced:
             with pytest.raises(Unreachable, match="node 1 cannot use its directory"):
                 await cluster.start_node(NodeId(1))
 
+    @pytest.mark.slow
     @as_scenario(awaited_by(asyncio.run))
     async def test_the_machine_has_no_process_for_it(
         self, *, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -439,6 +442,7 @@ def _command_line(pid: str) -> str:
         return ""
 
 
+@pytest.mark.slow
 @as_scenario(awaited_by(uvloop.run))
 async def test_what_is_staged_survives_kill_9_of_every_process_and_is_published_once(
     *, tmp_path: Path

@@ -136,6 +136,7 @@ class TestChangesThatNobodyTold:
     """A change is written first and told then. A process that is killed in between tells nobody,
     and who looks finds the change done."""
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("is_planted", [False, True])
     def test_a_log_that_is_to_be_kept_longer_is_kept(self, *, is_planted: bool) -> None:
         async def scenario(cluster: ClusterAtHand) -> None:

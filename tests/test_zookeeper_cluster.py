@@ -20,6 +20,7 @@ def shape(address: str) -> ClusterShape:
     return ClusterShape(3, 3, 2, 2, 16 * MIB, metadata=f"zookeeper://{address}/c/one")
 
 
+@pytest.mark.slow
 def test_appends_go_on_without_it_and_sequencers_change_with_it(tmp_path: Path, require):
     if want_of_zookeeper():
         require("zookeeper", want_of_zookeeper())

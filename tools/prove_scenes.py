@@ -1,8 +1,9 @@
 """The part of a proof that runs scenes: tests marked `slow`, which `make test` leaves out.
 
-Each starts real nodes, a Spark session or a long simulation, and repeats on those the checks of
-quicker tests. The worlds of the models are a separate part (`prove.py`), and so are Spark's long
-schedules (`prove_spark.py`). A proof of any length has the Spark tests of SPARK_SCENES.
+Most start real nodes, a Spark session or a long simulation, and repeat on those the checks of
+quicker tests. Others plant a bug and show that a scene finds it. The worlds of the models are a
+separate part (`prove.py`), and so are Spark's long schedules (`prove_spark.py`). A proof of any
+length has the Spark tests of SPARK_SCENES.
 """
 
 from __future__ import annotations
@@ -25,11 +26,16 @@ SPARK_SCENES = (
     "tests/spark/jobs/test_backfill.py::test_a_log_is_landed_written_back_copied_and_counted",
     "tests/spark/jobs/test_stats.py::test_statistics_that_are_stopped_go_on",
     "tests/spark/test_sink_checkpoint.py::test_a_checkpoint_that_lost_its_newest_plan_is_refused",
+    "tests/spark/test_sink_checkpoint.py::test_a_checkpoint_that_the_session_names_is_looked_at_too",
+    "tests/spark/pipeline/test_pipeline.py::test_a_run_takes_each_sink_where_it_was",
+    "tests/spark/jobs/test_backfill.py::test_a_checkpoint_of_a_replay_into_another_log_is_refused",
+    "tests/spark/jobs/test_backfill.py::test_an_iceberg_table_is_written_back_with_what_came_later",
+    "tests/spark/jobs/test_backfill.py::test_a_table_of_directories_of_times_is_written_back",
     "tests/spark/test_java.py::test_spark_boots_on_the_shim_where_the_machine_has_no_java",
 )
 
 TIMEOUT_S = 1800.0
-"""Time limit, with a wide margin: the scenes take some five minutes of two cores."""
+"""Time limit, with a wide margin: the scenes take some ten minutes of two cores."""
 
 
 def run_scenes(workers: int, say: Callable[[str], None]) -> bool:

@@ -23,6 +23,7 @@ def test_a_tiny_run_has_a_figure_for_each_profile(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 def test_what_is_idle_is_measured_apart_and_together(tmp_path: Path) -> None:
     command = ["bench", "idle", "--logs", "300", "--partitions", "3", "--dir", str(tmp_path)]
     done = run_verb([*command, "--json"])

@@ -14,6 +14,7 @@ ONCE = 1.05
 """The promise; heads, index entries and envelopes are in it."""
 
 
+@pytest.mark.slow
 def test_each_byte_is_read_and_sent_once_or_by_every_copy(tmp_path: Path) -> None:
     try:
         disk_bytes()

@@ -11,6 +11,7 @@ from cordwood.chaos.kill_rounds import WRITERS, _judge, kill_rounds
 WHOLE = [(writer, number) for number in range(3) for writer in range(WRITERS)]
 
 
+@pytest.mark.slow
 @pytest.mark.real
 def test_what_was_acknowledged_is_there_after_each_kill(tmp_path: Path) -> None:
     killed = kill_rounds(str(tmp_path / "store"), rounds=3, seed=5)

@@ -235,6 +235,7 @@ class TestCalls:
             assert len(await store.logs()) == 1
             assert now() - start < 6
 
+    @pytest.mark.slow
     def test_a_client_that_opens_thousands_of_logs_at_once_is_refused_by_nobody(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:

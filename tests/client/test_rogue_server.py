@@ -316,6 +316,7 @@ async def listen(host: Host, kind: type[Rogue]) -> None:
     await asyncio.Event().wait()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ROGUES, ids=lambda kind: kind.__name__)
 def test_each_call_to_a_rogue_ends_in_its_time_with_a_clear_error(kind: type[Rogue]) -> None:
     told: dict[str, str] = {}

@@ -95,6 +95,7 @@ RECORDS = 3_000 + 5 + 5 + 1 + 1 + 2
 """The long line is three pieces, and an empty file is a record too."""
 
 
+@pytest.mark.slow
 def test_a_run_on_files_holds_every_check_and_leaves_nothing_running(run: Run, tmp_path: Path):
     for name, content in CONTENTS.items():
         (tmp_path / name).write_bytes(content)

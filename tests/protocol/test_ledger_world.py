@@ -277,6 +277,7 @@ WRONG: dict[str, type[World]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", WRONG)
 def test_a_wrong_rule_is_found(name: str) -> None:
     for seed in range(HUNTED_SEEDS):

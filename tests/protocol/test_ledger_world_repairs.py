@@ -109,6 +109,7 @@ class WideRepaired(Repaired):
         self.unrest, self.impatience, self.weariness, self.zeal = 3, 6, 0.02, 0.1
 
 
+@pytest.mark.slow
 def test_nothing_is_lost_while_older_fragments_are_repaired() -> None:
     met: Counter[str] = Counter()
     for seed in range(SEEDS):
@@ -168,6 +169,7 @@ class OfForgetfulRecoveries(WideRepaired):
     recovery_kind = ClosesOverTheRepair
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [OfForgetfulWriters, OfForgetfulRecoveries, RepairsTheNewest])
 def test_a_wrong_rule_is_found(kind: type[World]) -> None:
     for seed in range(HUNTED_SEEDS):

@@ -115,6 +115,7 @@ class TakesForTheLost(World):
         return all(self.takes(self.nodes[n]) for n in nodes)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "bug",
     [

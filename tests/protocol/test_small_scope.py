@@ -31,6 +31,7 @@ def largest() -> tuple[Folding, Walked]:
     return folding, folding.walk()
 
 
+@pytest.mark.slow
 def test_three_blocks_and_two_recoveries_at_once_lose_nothing_and_end_in_one_way(
     largest: tuple[Folding, Walked],
 ):

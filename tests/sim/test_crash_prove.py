@@ -30,6 +30,7 @@ def found() -> Found:
 
 
 class TestNodes:
+    @pytest.mark.slow
     def test_a_node_starts_from_every_state_and_has_what_it_stored(self, found: Found):
         assert found.counts[0].states > 250
         assert found.counts[1].states > 60

@@ -68,6 +68,7 @@ def test_a_long_run_is_whole_in_the_end(copies: str, seed: int) -> None:
     assert outcome.violations == ()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "bug", [b for b in BUGS if b.name == "donor-skips-epoch"], ids=lambda bug: bug.name
 )

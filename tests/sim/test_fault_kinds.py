@@ -30,6 +30,7 @@ def strike(kind: str, *before: Fault) -> Outcome:
         )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", FAULT_KINDS)
 def test_it_strikes_and_is_survived(kind: str) -> None:
     outcome = strike(kind)
@@ -38,6 +39,7 @@ def test_it_strikes_and_is_survived(kind: str) -> None:
     assert outcome.acked > 50
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["amnesia", "swapped_disks", "truncated_wal"])
 def test_a_node_on_a_disk_that_is_not_its_own_waits_for_it(kind: str) -> None:
     story = [
@@ -49,6 +51,7 @@ def test_a_node_on_a_disk_that_is_not_its_own_waits_for_it(kind: str) -> None:
     assert [event.own for event in story if isinstance(event, DiskGiven)] == [False, True]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "damage"),
     [

@@ -77,6 +77,7 @@ def test_a_sequencer_that_was_replaced_unawares_tells_no_tail():
     assert outcome.epochs > 1
 
 
+@pytest.mark.slow
 def test_a_call_that_waits_for_room_keeps_its_deadline():
     """Seed 26. A call waited most of its deadline for room in the client's window, and its
     block was then given a deadline of its own: it ended after twice the time."""
@@ -90,6 +91,7 @@ def test_a_call_that_waits_for_room_keeps_its_deadline():
     assert outcome.probes["append-unknown"] > 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [1, *more_seeds(2)])
 def test_blocks_of_one_call_do_not_pass_one_another(seed):
     """Seed 10. Of a call's blocks a starting sequencer took the small ones and refused the
@@ -121,6 +123,7 @@ def test_a_producers_calls_do_not_pass_one_that_waits_for_room():
     assert_kept(play(workload=workload, length_s=4.0))
 
 
+@pytest.mark.slow
 def test_a_call_whose_first_block_is_unknown_is_not_told_as_refused():
     """Seed 920017. A producer's call had a block in flight and waited for room for the next.
     The first one ended as unknown, so that the second was refused, and with that error the

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from cordwood.nodes import NodeId, Replication
 from cordwood.protocol.disk_space import DiskSpace
 from cordwood.sim.cluster import ClusterOptions
@@ -35,6 +37,7 @@ def play(*plan: Fault, length_s: float = 15.0) -> Outcome:
         )
 
 
+@pytest.mark.slow
 def test_a_store_that_comes_behind_a_purge_is_dropped() -> None:
     """A node that missed a recovery hears of it, and its disk stands still over that record.
     The sequencer that was replaced wakes up, reaches this node alone, and sends it stores of

@@ -97,6 +97,7 @@ def test_a_run_counts_that_loses_what_its_logs_need_to_go_on():
     assert outcome.invalid == ()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [7, 10])
 def test_a_member_without_a_log_hears_of_the_end_of_the_run(seed: int):
     """Seed 4400109. One log and three members: a member looped over the items of no log, forty

@@ -75,6 +75,7 @@ def test_a_checkpoint_that_lost_its_newest_plan_is_refused(
     assert values(store) == rows[:200]
 
 
+@pytest.mark.slow
 def test_a_checkpoint_that_the_session_names_is_looked_at_too(
     spark: SparkSession, cluster: LiveCluster, store: BlockingStore, tmp_path: Path
 ):

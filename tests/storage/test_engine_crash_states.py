@@ -43,6 +43,7 @@ def found() -> Found:
     return found
 
 
+@pytest.mark.slow
 def test_every_state_is_opened_and_holds_what_was_promised(found: Found):
     assert found.counts[0].states > 500
     assert found.counts[1].states > 200
@@ -74,6 +75,7 @@ def test_the_states_were_of_every_kind(found: Found, rarity: str):
     assert found.probes[rarity] > 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("bug", BUGS, ids=[each.bug.name for each in BUGS])
 def test_a_planted_bug_is_caught(bug: CrashBug, caplog: pytest.LogCaptureFixture):
     caplog.set_level(logging.CRITICAL)

@@ -107,6 +107,7 @@ def is_empty(cluster: ClusterAtHand, node: int) -> bool:
     return all((entry := each.entry(node)) is not None and entry.is_empty for each in sets)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_planted", [False, True])
 def test_a_third_loss_is_recorded_with_two_of_five_nodes_drained_for_good(
     is_planted: bool,

@@ -46,6 +46,7 @@ async def test_a_seal_that_was_never_handed_out_is_refused_and_the_log_goes_on(
         assert await values(store, "log") == [b"1", b"2"]
 
 
+@pytest.mark.slow
 @as_scenario(simulate)
 async def test_seals_lead_no_further_one_after_the_other(cluster: ClusterAtHand) -> None:
     """Each was measured from the one before. The fifth was so far above the metadata store that

@@ -178,6 +178,7 @@ STEPS: dict[str, Callable[..., Awaitable[Any]]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("step", STEPS)
 @pytest.mark.parametrize("is_done", [False, True], ids=["before", "after"])
 def test_a_crash_in_the_middle_of_the_return_loses_nothing(

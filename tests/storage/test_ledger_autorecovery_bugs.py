@@ -524,6 +524,7 @@ def test_the_scene_holds(scene: Scene) -> None:
     simulate(scene, nodes=4, storage=UNFLUSHED, locations=TWO_RACKS)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "bug", [bug for bug in BUGS if bug.name in SCENES], ids=lambda bug: bug.name
 )

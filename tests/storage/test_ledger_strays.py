@@ -257,6 +257,7 @@ def test_the_scene_holds(scene: Any, options: dict[str, Any], name: str) -> None
     simulate(scene, **CLUSTER | options)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("scene", "options", "name"), SCENES)
 def test_the_scene_catches_the_bug(scene: Any, options: dict[str, Any], name: str) -> None:
     with planted(find_bug(name)), pytest.raises((AssertionError, TimeoutError, CordwoodError)):
@@ -291,6 +292,7 @@ async def back_with_a_rotten_entry(
 ROTTEN: dict[str, Any] = CLUSTER | {"storage": StorageSettings(flush_age_s=1.0, recent_bytes=0)}
 
 
+@pytest.mark.slow
 def test_a_node_that_is_back_without_the_entries_may_be_replaced() -> None:
     async def scenario(cluster: ClusterAtHand) -> None:
         async with cluster.client(timeout_s=5) as store:

@@ -243,6 +243,7 @@ def test_the_scene_holds(scene: Any, nodes: int, name: str) -> None:
     simulate(scene, nodes=nodes, **CLUSTER)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("scene", "nodes", "name"), SCENES)
 def test_the_scene_catches_the_bug(scene: Any, nodes: int, name: str) -> None:
     with planted(find_bug(name)), pytest.raises((AssertionError, TimeoutError, CordwoodError)):

@@ -143,11 +143,13 @@ SCENES: list[tuple[Callable[[ClusterAtHand], Awaitable[None]], dict[str, Any], s
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("scene", "options", "name"), SCENES)
 def test_the_scene_holds(scene: Any, options: dict[str, Any], name: str) -> None:
     simulate(scene, storage=FORGETFUL, **options)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("scene", "options", "name"), SCENES)
 def test_the_scene_catches_the_bug(scene: Any, options: dict[str, Any], name: str) -> None:
     with planted(find_bug(name)), pytest.raises((AssertionError, TimeoutError)):

@@ -126,6 +126,7 @@ async def a_copy_rots(cluster: ClusterAtHand) -> None:
     assert [each for each in damaged if first <= each[1] and each[0] <= last] == []
 
 
+@pytest.mark.slow
 def test_a_rotten_copy_that_main_storage_lost_is_mended() -> None:
     """It stayed rotten, because other nodes let go of its place."""
 

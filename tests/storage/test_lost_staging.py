@@ -85,6 +85,7 @@ async def test_a_committed_batch_outlives_all_nodes_that_held_it_lost_one_after_
     await outlives(cluster)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("bug", ["staged-left-behind", "moved-without-pin"])
 @as_scenario(simulate, nodes=5)
 async def test_a_committed_batch_does_not_with_a_bug(cluster: ClusterAtHand, *, bug: str) -> None:

@@ -209,6 +209,7 @@ async def taken_back(cluster: ClusterAtHand, *, restarts: bool) -> None:
     await asyncio.sleep(60)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("restarts", [False, True])
 @pytest.mark.parametrize("is_planted", [False, True])
 def test_a_noted_move_is_finished_although_its_drain_was_taken_back(

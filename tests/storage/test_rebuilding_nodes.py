@@ -95,6 +95,7 @@ async def test_a_node_that_is_dead_for_long_is_lost_without_a_word_of_an_operato
     assert not await missing(cluster)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("drains", [False, True])
 def test_two_of_five_nodes_are_made_anew_although_one_is_the_others_donor(
     drains: bool, caplog: pytest.LogCaptureFixture

@@ -65,6 +65,7 @@ def test_a_donor_refuses_what_names_a_drained_node_before_it_looks() -> None:
     simulate(scenario, nodes=5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("drain", [False, True])
 @pytest.mark.parametrize("bug", ["", "left-out-unasked"])
 def test_a_node_gives_that_the_writer_of_the_event_did_not_know(drain: bool, bug: str) -> None:

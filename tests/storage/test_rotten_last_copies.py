@@ -16,6 +16,7 @@ from cordwood.rebuilding import LostNode
 from cordwood.sim.planted import find_bug, planted
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_planted", [False, True])
 @pytest.mark.parametrize("replicated", [False, True])
 def test_a_rotten_last_copy_ends_a_rebuilding_by_an_operators_word(

@@ -215,6 +215,7 @@ async def lsns(cluster: ClusterAtHand, number: int) -> set[int]:
     return {block.header.first for block in held if block.header.kind is BlockKind.DATA}
 
 
+@pytest.mark.slow
 def test_nodes_keep_lost_records_behind_copies_that_do_not_count() -> None:
     def run() -> None:
         simulate(

@@ -135,6 +135,7 @@ def small_pages(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(rule, "FANOUT", 4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(15))
 def test_all_is_there_once_whatever_is_killed(seed):
     MergedSwarm(seed).run()

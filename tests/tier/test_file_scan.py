@@ -343,6 +343,7 @@ class ScannedSwarm(MergedSwarm):
         self.scans += bool(found.parts)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(6))
 def test_files_stay_and_hold_each_record_once_whatever_goes_on(seed: int) -> None:
     ScannedSwarm(seed).run()

@@ -82,6 +82,7 @@ def test_a_name_that_stops_the_library_is_told_for_what_it_is(require):
         play_s3(act, server.endpoint, "history")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FOREIGN)
 def test_each_log_is_found_beside_a_foreign_name(name: str, endpoint: str, tmp_path, put_foreign):
     """The marker `logs/` hid all logs: a node with an empty disk took no tier point, and a table of

@@ -85,6 +85,7 @@ async def all_disks_are_replaced(
         assert await values(store, "log") == written
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("lost", "mend"), [(head_name, repair), (origin_name, upload)], ids=["manifest", "origin"]
 )

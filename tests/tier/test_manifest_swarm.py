@@ -31,6 +31,7 @@ def small_pages(monkeypatch: pytest.MonkeyPatch):
     swap_value(monkeypatch, lambda: rule.TRIMS_KEPT, 2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", SEEDS)
 def test_every_promise_holds(seed):
     Swarm(seed).run()
@@ -247,6 +248,7 @@ BUGS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("plant", BUGS)
 def test_a_planted_bug_is_caught(plant, monkeypatch: pytest.MonkeyPatch):
     plant(monkeypatch)

@@ -140,6 +140,7 @@ async def tiered_beyond(store: Store, log: str, lsn: int) -> Lsn:
     return upto
 
 
+@pytest.mark.slow
 @as_scenario(awaited_by(uvloop.run))
 async def test_readers_meet_both_tiers_and_a_server_that_was_down(
     *, server: S3Server, tmp_path: Path

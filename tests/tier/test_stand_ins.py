@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
 from cluster_at_hand import BUCKET, ClusterAtHand, simulate
 from scenarios import as_scenario
 
@@ -53,6 +54,7 @@ async def start_without_main_storage(cluster: ClusterAtHand, number: int) -> Non
     cluster._cluster.open_objects = right
 
 
+@pytest.mark.slow
 @as_scenario(simulate, nodes=4, tier=TIER, storage=STORAGE)
 async def test_another_node_uploads_for_a_node_that_does_not_reach_main_storage(
     cluster: ClusterAtHand,
@@ -64,6 +66,7 @@ async def test_another_node_uploads_for_a_node_that_does_not_reach_main_storage(
     assert await ends(cluster) == [1] * LOGS
 
 
+@pytest.mark.slow
 @as_scenario(simulate, nodes=4, tier=TIER, storage=STORAGE)
 async def test_another_node_uploads_for_a_node_that_is_cut_off_from_the_metadata_store(
     cluster: ClusterAtHand,
@@ -123,6 +126,7 @@ async def tiered(cluster: ClusterAtHand, ledgers: list[int]) -> list[bool]:
         return [(await store.ledgers.metadata(ledger)).is_tiered for ledger in ledgers]
 
 
+@pytest.mark.slow
 @as_scenario(simulate, nodes=4, tier=TIER, storage=STORAGE)
 async def test_the_only_node_that_reaches_main_storage_uploads_ledgers_for_the_others(
     cluster: ClusterAtHand,
@@ -148,6 +152,7 @@ async def test_another_node_uploads_ledgers_for_a_node_that_is_cut_off_from_the_
 QUICK = TierSettings(BUCKET, look_s=2.0, tend_s=5.0, grace_s=20.0)
 
 
+@pytest.mark.slow
 @as_scenario(simulate, nodes=4, tier=QUICK, storage=STORAGE)
 async def test_a_deleted_ledger_goes_if_one_node_alone_reaches_main_storage(
     cluster: ClusterAtHand,

@@ -19,6 +19,7 @@ def damage(cluster: ClusterAtHand, name: str) -> None:
     cluster.bucket.damage(name, content)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("which", [0, -1])
 @pytest.mark.parametrize("is_gone", [True, False])
 def test_retention_and_trims_go_on_without_an_object(which: int, is_gone: bool) -> None:

@@ -275,6 +275,7 @@ async def a_loss_taken_back_before_the_reader_comes_to_it(cluster: ClusterAtHand
         assert len([item for item in items if isinstance(item, Record)]) == 100
 
 
+@pytest.mark.slow
 def test_a_loss_that_waited_behind_records_is_looked_up_again() -> None:
     missed_by(
         "tier-tells-old-losses", a_loss_taken_back_before_the_reader_comes_to_it,

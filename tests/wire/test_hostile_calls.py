@@ -260,11 +260,13 @@ def name_of(kind: type) -> str:
     return kind.__name__
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [each for each in CALLS if each is not Ping], ids=name_of)
 def test_extremes_of_a_client_s_call_leave_the_node_and_its_log_alone(kind: Any) -> None:
     check(kind, as_node=False)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "kind", [Clean, Yield, AskEpoch, AskKept, TellNodesets, TellProducers], ids=name_of
 )

@@ -213,6 +213,7 @@ def test_a_node_that_does_not_know_what_it_holds_counts_as_absent_for_reads(
     simulate(scenario, nodes=5, copies=2, storage=scrubbed, replicated_events=replicated)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_planted", [False, True])
 def test_a_node_that_started_without_the_event_log_counts_as_absent(*, is_planted: bool) -> None:
     """It takes no record and serves no reader. With one more node away, its log stood."""

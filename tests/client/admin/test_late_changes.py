@@ -305,6 +305,7 @@ async def cut_off(cluster: ClusterAtHand, call: Call) -> None:
         cluster.simulation.network.partition(["client-1"], [cluster.machine(1).name])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_planted", [False, True])
 def test_a_late_order_sets_no_status_that_came_and_went(*, is_planted: bool) -> None:
     """A node was cut off with the order. Another node carried it out, and the reported node came

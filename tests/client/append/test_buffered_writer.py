@@ -353,6 +353,7 @@ async def _write(store: Store, acked: list[tuple[int, int]]) -> None:
     await asyncio.sleep(0)  # the last callbacks
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(3))
 def test_a_stream_stores_each_record_once_and_in_order_whatever_dies(seed: int) -> None:
     async def scenario(cluster: ClusterAtHand) -> None:

@@ -115,6 +115,7 @@ def apart() -> Callable[[ClusterAtHand, Store, Store], Awaitable[int]]:
     return prepare
 
 
+@pytest.mark.slow
 @as_scenario(simulate)
 async def test_clients_that_see_different_nodes_share_the_one_that_both_see(
     cluster: ClusterAtHand, *, apart: Callable[[ClusterAtHand, Store, Store], Awaitable[int]]

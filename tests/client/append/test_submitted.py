@@ -400,6 +400,7 @@ asyncio.run(main())
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", UNCLOSED)
 def test_a_store_in_the_process_that_was_not_closed_ends_in_silence(
     tmp_path: Path, way: str

@@ -97,6 +97,7 @@ class TestMetadata:
 class TestSmallWals:
     """Nodes whose WALs take less at once than a client sends in one call, a MiB."""
 
+    @pytest.mark.slow
     @as_scenario(simulate, nodes=4, wal_bytes=MIB)
     async def test_ledgers_are_written_recovered_and_repaired(self, cluster: ClusterAtHand) -> None:
         """A writer waited for such nodes until its timeout, or was told that it was denied."""
@@ -198,6 +199,7 @@ async def a_recovery_takes_longer_than_a_call(cluster: ClusterAtHand) -> None:
         assert asyncio.get_running_loop().time() - began > 2
 
 
+@pytest.mark.slow
 def test_a_recovery_goes_on_while_it_comes_further() -> None:
     simulate(a_recovery_takes_longer_than_a_call)
 

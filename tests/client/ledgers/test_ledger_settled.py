@@ -104,6 +104,7 @@ def test_the_scene_holds(scene: Scene) -> None:
     simulate(scene, nodes=5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("scene", "name"), SCENES)
 def test_the_scene_catches_the_bug(scene: Scene, name: str) -> None:
     with planted(find_bug(name)), pytest.raises(TimeoutError):

@@ -510,6 +510,7 @@ class TestByItself:
             assert {*(await kept_by(cluster, number)).values()} == {0}
             assert len(await (await store.ledgers.open(number)).read(0, 9)) == 10
 
+    @pytest.mark.slow
     @as_scenario(simulate, nodes=4, tier=LETS_GO, storage=QUICK)
     async def test_the_check_of_copies_reads_main_storage_and_tells_what_is_lost_there(
         self, cluster: ClusterAtHand, *, caplog: pytest.LogCaptureFixture

@@ -54,6 +54,7 @@ def test_a_claim_goes_to_its_log_when_it_is_made_again(is_planted: bool, is_stor
         simulate(scenario)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_planted", [False, True])
 @pytest.mark.parametrize("is_deleted", [False, True])
 @pytest.mark.parametrize("looks", ["by_number", "list", "lag", "save"])

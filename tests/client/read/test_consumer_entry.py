@@ -78,12 +78,14 @@ async def members_join_and_save(cluster: ClusterAtHand) -> None:
         await store._ask(SaveCursors("c", "", 0, most, {}, reset=True))
 
 
+@pytest.mark.slow
 def test_members_join_only_while_there_is_room_for_what_they_save() -> None:
     simulate(members_join_and_save)
     with planted(find_bug("joins-without-room")), pytest.raises(BadSetting):
         simulate(members_join_and_save)
 
 
+@pytest.mark.slow
 @as_scenario(simulate)
 async def test_calls_that_compare_and_set_keep_fewer_marks_where_there_is_no_room(
     cluster: ClusterAtHand,

@@ -93,6 +93,7 @@ def test_a_reset_is_not_undone_by_the_member_that_lets_go() -> None:
     simulate(a_reset_comes_before_it_lets_go)
 
 
+@pytest.mark.slow
 def test_the_scene_catches_one_that_lets_go_by_news() -> None:
     with planted(find_bug("lets-go-by-news")), pytest.raises(AssertionError):
         simulate(a_reset_comes_before_it_lets_go)
@@ -170,6 +171,7 @@ async def a_member_dies_after_clocks_were_ahead(cluster: ClusterAtHand, *, membe
                         await asyncio.sleep(1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("member", ["m2", ""])
 def test_a_lease_of_clocks_that_were_ahead_ends_within_a_minute(*, member: str) -> None:
     async def scenario(cluster: ClusterAtHand) -> None:

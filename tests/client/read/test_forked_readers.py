@@ -38,6 +38,7 @@ else:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", WAYS)
 def test_a_forked_child_is_told_that_it_has_no_client(tmp_path: Path, way: str) -> None:
     """It gave the rest of the block that its parent's reader had taken, and its parent gave that

@@ -267,6 +267,7 @@ def test_without_the_bug_the_scenario_holds(bug: PlantedBug) -> None:
     simulate(scenario, **cluster)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("bug", SCENARIOS, ids=lambda bug: bug.name)
 def test_with_the_bug_it_does_not(bug: PlantedBug) -> None:
     scenario, cluster = SCENARIOS[bug]

@@ -80,6 +80,7 @@ def test_a_log_is_landed_written_back_copied_and_counted(
     assert [(each.log, each.records) for each in found.lags] == [(log, 1)]
 
 
+@pytest.mark.slow
 def test_an_iceberg_table_is_written_back_with_what_came_later(
     spark: SparkSession,
     cluster: LiveCluster,
@@ -126,6 +127,7 @@ def test_an_iceberg_table_is_written_back_with_what_came_later(
         backfill(spark, str(tmp_path / "moved"), sink, str(tmp_path / "n2"), format_="iceberg")
 
 
+@pytest.mark.slow
 def test_a_table_of_directories_of_times_is_written_back(
     spark: SparkSession, cluster: LiveCluster, store: BlockingStore, log: str, tmp_path: Path
 ):
@@ -190,6 +192,7 @@ def test_the_verbs_say_what_they_would_do(
         assert "which logs? name them, or give --pattern" in capfd.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_checkpoint_of_a_replay_into_another_log_is_refused(
     spark: SparkSession, cluster: LiveCluster, store: BlockingStore, log: str, tmp_path: Path
 ):

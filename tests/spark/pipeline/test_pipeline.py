@@ -215,6 +215,7 @@ def test_the_verbs_tell_mistakes_line_by_line(tmp_path: Path, capfd: pytest.Capt
     assert "orders, every 300 s" in capfd.readouterr().out
 
 
+@pytest.mark.slow
 @pytest.mark.spark
 @pytest.mark.real
 def test_a_run_takes_each_sink_where_it_was(

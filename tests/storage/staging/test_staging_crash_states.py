@@ -33,6 +33,7 @@ def found() -> Found:
     return found
 
 
+@pytest.mark.slow
 def test_every_state_is_opened_and_holds_what_was_promised(found: Found):
     assert found.counts[0].states > 500
     assert found.counts[1].states > 100

@@ -38,6 +38,7 @@ def found() -> Found:
     return found
 
 
+@pytest.mark.slow
 def test_every_state_is_recovered_from_and_holds_what_was_promised(found: Found):
     """Also those of crashes during recoveries and shortly after, two deep."""
     assert found.counts[0].states > 900
@@ -79,6 +80,7 @@ def test_one_seed_is_one_exploration():
     assert one.probes == other.probes
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("bug", BUGS, ids=[each.bug.name for each in BUGS])
 def test_a_planted_bug_is_caught(bug: CrashBug, caplog: pytest.LogCaptureFixture):
     caplog.set_level(logging.CRITICAL)

@@ -252,6 +252,7 @@ async def write_for(wal: Wal, seconds: float, record: int, queue: int) -> None:
             tasks.create_task(one())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("record", "queue"), [(100, 32), (4056, 32), (262_104, 16)])
 @as_scenario(play)
 async def test_a_busy_wal_keeps_to_its_budget_and_uses_it(
