@@ -15,7 +15,7 @@ from cordwood.client.store import Store
 from cordwood.errors import CordwoodError
 from cordwood.ledger import LedgerMetadata
 from cordwood.protocol.ledger_autorecovery import Mark, may_fill_more
-from cordwood.protocol.ledger_fills import ALL, Fills, back_in_place
+from cordwood.protocol.ledger_fills import ALL, Fills, Seen, back_in_place
 
 logger = logging.getLogger(__name__)
 
@@ -63,8 +63,8 @@ class LedgerFilling:
         Args:
             whole: see `back_in_place`.
         """
-        back = back_in_place(metadata, mark, whole)
-        look = self._fills.look(mark, version, back)
+        seen = Seen(version, back_in_place(metadata, mark, whole), metadata.settled_last)
+        look = self._fills.look(mark, seen)
         if look.is_empty or not metadata.settled:
             return []
         try:
@@ -75,5 +75,5 @@ class LedgerFilling:
         except CordwoodError as error:
             logger.info("ledger %d: copies are stored later: %s", mark.ledger, error)
             return []
-        self._fills.note(mark, version, back, missing, has_more=look.has_more)
+        self._fills.note(mark, seen, missing, has_more=look.has_more)
         return missing

@@ -9,8 +9,8 @@ time, which may be for ever, and the next lost disk would take them:
   own place (`may_refill`).
 
 So copies of them are stored beside the other work. A look at all settled entries reads all copies
-of the ledger: it is made once for each version of the mark and each return of a node. Later looks
-are at those entries alone that lacked copies then.
+of the ledger: it is made once for each version of the mark, each return of a node, and each time
+that more entries are settled. Later looks are at those entries alone that lacked copies then.
 
 A rule: states in, decisions out.
 
@@ -47,6 +47,20 @@ class Look(NamedTuple):
 ALL = Look(None)
 
 
+class Seen(NamedTuple):
+    """What a look rests on: once it is another, a new look begins with all entries.
+
+    Attributes:
+        version: of the mark. A node that lost its disk once more changed it.
+        back: see `back_in_place`.
+        last: the last settled entry.
+    """
+
+    version: int
+    back: frozenset[int]
+    last: int
+
+
 def back_in_place(metadata: LedgerMetadata, mark: Mark, whole: Set[int]) -> frozenset[int]:
     """Marked nodes that are back, and that get what they lack beside the repair: a settled fragment
     names them, and a repair may not fill them.
@@ -64,36 +78,23 @@ class Fills:
     """What a node found when it looked last, by ledger."""
 
     def __init__(self) -> None:
-        self._found: dict[int, tuple[int, frozenset[int], Look]] = {}
+        self._found: dict[int, tuple[Seen, Look]] = {}
 
-    def look(self, mark: Mark, version: int, back: frozenset[int]) -> Look:
-        """What to look at now.
-
-        Args:
-            version: of the mark. A node that lost its disk once more changed it.
-            back: see `back_in_place`.
-        """
+    def look(self, mark: Mark, seen: Seen) -> Look:
+        """What to look at now."""
         found = self._found.get(mark.ledger)
-        if found is not None and found[:2] == (version, back):
-            return found[2]
-        return ALL if back or mark.has_more else Look(mark.gaps)
+        if found is not None and found[0] == seen:
+            return found[1]
+        return ALL if seen.back or mark.has_more else Look(mark.gaps)
 
-    def note(
-        self,
-        mark: Mark,
-        version: int,
-        back: frozenset[int],
-        missing: Sequence[int],
-        *,
-        has_more: bool,
-    ) -> None:
+    def note(self, mark: Mark, seen: Seen, missing: Sequence[int], *, has_more: bool) -> None:
         """Keep what lacks copies still.
 
         Args:
             has_more: whether others may lack copies that were not looked at.
         """
         left = Look(tuple(missing), has_more or len(missing) >= MISSING_MAX)
-        self._found[mark.ledger] = version, back, left
+        self._found[mark.ledger] = seen, left
 
     def keep(self, ledgers: Set[int]) -> None:
         """Forget all but these: they are marked still."""

@@ -341,6 +341,30 @@ class TestEnds:
         assert effects == [WriteMetadata(2, NEW.closed(-1, 0))]
         assert made.on_metadata_written(3)[-1] == Ended(End.CLOSED, -1, 0)
 
+    @pytest.mark.parametrize(
+        ("found", "is_mine"),
+        [
+            # A recovery that cannot end settled the entries up to a LAC.
+            (NEW.recovering().with_ensemble(2, (1, 2, 3)), True),
+            (NEW.recovering().with_ensemble(1, (1, 2, 3)), True),
+            (NEW.recovering().with_ensemble(1, (1, 2, 3)).with_node(0, 0, 9), True),
+            # These are no writes of such a recovery.
+            (NEW.recovering().with_ensemble(3, (1, 2, 3)), False),
+            (NEW.recovering().with_ensemble(2, (1, 2, 9)), False),
+            (NEW.with_ensemble(2, (1, 2, 3)), False),
+        ],
+    )
+    def test_a_close_overrides_a_recovery_that_settled_entries(self, found, is_mine):
+        made = writer(added=2)
+        store(made, 0, 1, 2)
+        store(made, 1, 1, 2)
+        made.on_close()
+        effects = made.on_metadata_found(Versioned(found, 3))
+        if is_mine:
+            assert effects == [WriteMetadata(3, found.closed(1, 20))]
+        else:
+            assert effects[-1] == Ended(End.FENCED, 1, 20)
+
     def test_a_close_waits_for_a_change_under_way(self):
         made = writer(added=1)
         made.on_failed(0, 3, Refusal.FAILED)

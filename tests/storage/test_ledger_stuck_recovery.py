@@ -209,12 +209,86 @@ async def a_node_is_filled_once(cluster: ClusterAtHand) -> None:
         assert copied == [empty] * COUNT
 
 
-async def until_copied(store: Store, ledger: int, count: int) -> None:
-    """Wait until the first entries have two copies on the nodes that are named for them."""
+async def its_writer_closes_it(cluster: ClusterAtHand) -> None:
+    """The writer is idle. It knows the end that no recovery finds, and did not hear of them."""
+    async with cluster.client(timeout_s=5) as store:
+        made = await store.ledgers.create(ensemble=3, write=2, ack=2)
+        await made.append_many(payloads(COUNT))
+        await asyncio.sleep(5)
+        for running in cluster.running.values():
+            await running.flush()
+        ledger, last, nodes = made.ledger_id, COUNT - 1, made.metadata.newest.nodes
+        away, rotten = (NodeId(nodes[place]) for place in write_set(last, made.metadata.striping))
+        rot(cluster, rotten, ledger, last)
+        cluster.kill(away)
+        with pytest.raises(Undecided, match="no readable copy of its last confirmed entry"):
+            await store.ledgers.recover(ledger)
+        found = await store.ledgers.metadata(ledger)
+        assert [each.first for each in found.fragments] == [0, COUNT]
+        await made.close()
+        found = await store.ledgers.metadata(ledger)
+        assert (found.state, found.last) == (LedgerState.CLOSED, last)
+        assert found.length == sum(map(len, payloads(COUNT)))
+
+
+async def more_is_settled_after_a_look(cluster: ClusterAtHand) -> None:
+    """A node is back with an empty disk. All that was settled got its copies there, and then a
+    recovery settles more."""
+    network = cluster.simulation.network
+    clients = [f"client-{number}" for number in range(1, 50)]
+    for node in (5, 6):
+        await cluster.stop(node)
+        cluster.weights[node] = 0.0
+        await cluster.start(node)
+    await asyncio.sleep(3)
+    async with cluster.client(timeout_s=5) as store:
+        made = await store.ledgers.create(ensemble=3, write=3, ack=2)
+        await made.append_many(payloads(COUNT))
+        await asyncio.sleep(3)
+        down = NodeId(made.metadata.newest.nodes[1])
+        cluster.kill(down)
+        await made.append_many(payloads(COUNT))
+        await asyncio.sleep(8)
+        empty, away, third = (NodeId(node) for node in made.metadata.newest.nodes)
+        assert down not in made.metadata.newest.nodes
+        network.partition(clients, [f"node-{third}"])  # it does not get the last entry
+        last = await made.append(b"last")
+        await asyncio.sleep(0.7)
+        made.abandon()
+        network.reset(clients, [f"node-{third}"])
+        await asyncio.sleep(1)
+        network.mend_all()
+        await cluster.start(down)
+        await asyncio.sleep(3)
+        for running in cluster.running.values():
+            await running.flush()
+        lose_disk(cluster, empty)
+        await asyncio.sleep(1)
+        await call_lost(cluster, empty)
+        await asyncio.sleep(3)
+        cluster.keep_starting(empty)
+        await until(lambda: empty in cluster.running, timeout_s=200)
+        others = [f"node-{node}" for node in range(1, 7) if node != away]
+        network.partition([f"node-{away}"], others + clients)
+        ledger = made.ledger_id
+        await until_copied(store, ledger, COUNT, copies=2)
+        await asyncio.sleep(900)  # every node has looked
+        assert (await store.ledgers.metadata(ledger)).settled_last == COUNT - 1
+        cluster.kill(down)
+        rot(cluster, away, ledger, last)
+        network.mend_all()
+        await asyncio.sleep(1000)
+        found = await store.ledgers.metadata(ledger)
+        assert (found.state, found.settled_last) == (LedgerState.IN_RECOVERY, last)
+        assert cluster.running[empty].engine.ledgers.held[ledger].last == last - 1
+
+
+async def until_copied(store: Store, ledger: int, count: int, copies: int = 2) -> None:
+    """Wait until the first entries have their copies on the nodes that are named for them."""
     async with asyncio.timeout(900):
         while True:
             check = await store.ledgers.check(ledger, entries=range(count), settled=True)
-            if check.copies == 2 * count:
+            if check.copies >= copies * count:
                 return
             await asyncio.sleep(20)
 
@@ -224,6 +298,7 @@ SCENES: list[tuple[Callable[[ClusterAtHand], Awaitable[None]], int, str]] = [
     (the_last_confirmed_entry_is_unreadable, 9, "ledger-recovery-settles-nothing"),
     (a_stray_is_back_before_the_end, 9, "ledger-repair-strays-wait-for-end"),
     (no_other_node_is_free, 3, "ledger-repair-empty-waits-for-end"),
+    (its_writer_closes_it, 6, "ledger-close-shut-out-by-settling"),
 ]
 
 CLUSTER: dict[str, Any] = {
@@ -248,6 +323,16 @@ def test_the_scene_holds(scene: Any, nodes: int, name: str) -> None:
 def test_the_scene_catches_the_bug(scene: Any, nodes: int, name: str) -> None:
     with planted(find_bug(name)), pytest.raises((AssertionError, TimeoutError, CordwoodError)):
         simulate(scene, nodes=nodes, **CLUSTER)
+
+
+@pytest.mark.parametrize("is_planted", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_entries_that_are_settled_after_a_look_get_their_copies(*, is_planted: bool) -> None:
+    options = {**CLUSTER, "rebuild_after_s": 30_000.0}
+    if not is_planted:
+        simulate(more_is_settled_after_a_look, nodes=6, **options)
+        return
+    with planted(find_bug("ledger-fills-what-was-settled")), pytest.raises(AssertionError):
+        simulate(more_is_settled_after_a_look, nodes=6, **options)
 
 
 def test_a_node_that_is_back_is_filled_once_while_a_recovery_fails() -> None:

@@ -31,7 +31,7 @@ from cordwood.protocol import ledger_recovery as recovery_rule
 from cordwood.protocol import ledger_repair as repair_rule
 from cordwood.protocol.ledger_autorecovery import Mark, Step
 from cordwood.protocol.ledger_check import Copy
-from cordwood.protocol.ledger_fills import Fills, Look, back_in_place
+from cordwood.protocol.ledger_fills import Fills, Look, Seen, back_in_place
 from cordwood.protocol.ledger_repair import LostPlace
 from cordwood.protocol.ledger_writer import LedgerWriter, Phase, WriteMetadata
 from cordwood.quorum.ensemble_choice import ANYWHERE, Placement, placement_of
@@ -96,6 +96,12 @@ def _leaves_open_ledgers(
 ) -> Any:
     found = right(metadata, mark, now_us, fenced, seen_us)
     return Step.WAIT if found is Step.REPAIR_OLDER else found
+
+
+def _sees_no_more_settled(right: Any, self: Fills, mark: Mark, seen: Seen) -> Look:
+    found = self._found.get(mark.ledger)
+    is_same = found is not None and found[0][:2] == seen[:2]
+    return found[1] if found is not None and is_same else right(self, mark, seen)
 
 
 def _proposes_what_it_knew(self: LedgerWriter, held: Versioned, ensemble: tuple[int, ...]) -> Any:
@@ -298,7 +304,7 @@ BUGS = (
                scene=STUCK),
     PlantedBug("ledger-repair-strays-wait-for-end",
                "entries that a repair passed over wait for their copies until the ledger is closed",
-               at(Fills.look).instead(lambda self, mark, version, back: Look(())), scene=STUCK),
+               at(Fills.look).instead(lambda self, mark, seen: Look(())), scene=STUCK),
     PlantedBug("ledger-repair-empty-waits-for-end",
                "without a spare, a node that is back empty gets no copies until the ledger is closed",
                at(back_in_place, within=ledger_filling).instead(
@@ -306,6 +312,13 @@ BUGS = (
     PlantedBug("ledger-recovery-settles-nothing",
                "an unreadable entry at the end leaves all others of its fragment without new copies",
                at(recovery_rule.may_settle).instead(lambda lac, source, answers: False), scene=STUCK),
+    PlantedBug("ledger-fills-what-was-settled",
+               "entries that are settled after a look at all of a ledger wait for their copies",
+               at(Fills.look).around(_sees_no_more_settled), scene=STUCK),
+    PlantedBug("ledger-close-shut-out-by-settling",
+               "a recovery that cannot end takes from the writer the end that only the writer knows",
+               at(LedgerWriter._has_my_newest).instead(
+                   lambda self, found: found.newest == self._held.metadata.newest), scene=STUCK),
     _scene("misses-others", "the mark of a node goes although another repair named it meanwhile",
            at(repair_rule.is_finished).instead(lambda before, after, filled, is_lost: True)),
     _scene("forgets-fences", "a writer that a member's loss has shut out counts as going on",
@@ -341,7 +354,7 @@ BUGS = (
                "no one asks a member of a fragment for entries that do not belong to its place",
                # Before a repair names it, its entries would get their copies.
                together(at(is_stray).instead(_is_no_member),
-                        at(Fills.look).instead(lambda self, mark, version, back: Look(()))),
+                        at(Fills.look).instead(lambda self, mark, seen: Look(()))),
                scene=STRAYS),
     PlantedBug("ledger-check-one-stray-reply",
                "a check calls entries lost that did not fit into the first reply of a stray node",
