@@ -213,8 +213,9 @@ class Membership:
 
         The node calls this twice. After the first call, others wait for it. The second call follows
         when it has sealed all logs up to their newest epochs, and makes it fully authoritative. A
-        recovery that still does without the node took its epoch before the first call, so the node
-        obeys that epoch.
+        recovery does without the node only if it read the status after it had taken its epoch
+        (`recovery.recover_log.statuses_now`), and before the first call. So the node obeys that
+        epoch.
 
         Args:
             is_sealed: whether the node has sealed all logs.

@@ -20,8 +20,9 @@ Source: docs/sources/logdevice.md 2.7; docs/design.md §3.
 
 from __future__ import annotations
 
+import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -53,6 +54,9 @@ logger = logging.getLogger(__name__)
 
 CLEAN_TIMEOUT_S = 3.0
 """One durable write, as for a seal."""
+
+STATUSES_TIMEOUT_S = 3.0
+"""A question to the metadata store and one to the event log. A new epoch waits for them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,6 +144,32 @@ class LowerEpochs:
     attempts: int = 0
 
 
+async def statuses_now(log: LogId, nodes: Iterable[int], tools: RecoveryTools) -> Statuses:
+    """The statuses by which a recovery may do without members; call it after its epoch was taken.
+
+    Race: this node may have known its list before the epoch was taken. A node that the list calls
+    empty or gone may have come back since, and may have acknowledged records that no other member
+    has. A node that comes back says so before it seals every log up to its newest epoch
+    (`Membership.come_back`). So if it is called empty or gone even now, it will obey the epoch.
+
+    Args:
+        nodes: the members of the nodesets below the epoch.
+    Returns:
+        The statuses as this node knows them, if no member is called empty or gone. Otherwise they
+        are read anew. If they cannot be read, no such status counts: the recovery waits for all
+        members, and goes on if enough of them answer.
+    """
+    known = tools.statuses(log)
+    if all(known.get(NodeId(node)) in (None, *HAS_DATA) for node in nodes):
+        return known
+    try:
+        async with asyncio.timeout(STATUSES_TIMEOUT_S):
+            return await tools.read_statuses(log)
+    except (CordwoodError, TimeoutError) as error:
+        logger.info("log %d: no member is taken for empty or gone: %s", log, error)
+        return {node: status for node, status in known.items() if status in HAS_DATA}
+
+
 async def seal_log(
     log: LogId,
     epoch: int,
@@ -149,7 +179,8 @@ async def seal_log(
 ) -> Begins:
     """Seal all epochs of `log` in (clean epoch, `epoch`), before `epoch` gives out its first LSN.
 
-    Consecutive epochs with the same nodeset and replication are sealed by one question.
+    Consecutive epochs with the same nodeset and replication are sealed by one question. `epoch` has
+    been taken, see `statuses_now`.
 
     Raises:
         Fenced: a higher epoch rules, or `epoch` was begun before (`SealTally.check_unbegun`).
@@ -159,11 +190,12 @@ async def seal_log(
     unclean = map(record.entry, range(record.clean_epoch + 1, epoch))
     entries = {each.since: each for each in unclean}
     quiet: list[int] = []
+    statuses = await statuses_now(log, _nodes_of(entries.values()), tools)
     for entry in entries.values():
         nodeset, replication = entry.nodeset(members), entry.replication
         tally = await seal_epoch(
             log, epoch, epoch - 1, nodeset, replication, tools.peers,
-            statuses=tools.statuses(log), silent=tools.silent(),
+            statuses=statuses, silent=tools.silent(),
         )  # fmt: skip
         # Only here: at a later seal of this epoch's recovery, the epoch has records of its own.
         tally.check_unbegun(log, epoch)
@@ -178,6 +210,10 @@ async def seal_log(
     if tail_epoch and not _is_covered(tail_epoch, entries, record):
         quiet.append(0)
     return Begins(time_us, is_latest, min(quiet, default=0))
+
+
+def _nodes_of(entries: Iterable[NodesetSince]) -> frozenset[int]:
+    return frozenset(node for each in entries for node in each.nodes)
 
 
 def _is_covered(epoch: int, sealed: Mapping[int, NodesetSince], record: EpochRecord) -> bool:
@@ -210,16 +246,16 @@ async def recover_log(
     """
     tell(RecoveryBegun(log, epoch, record.clean_epoch))
     time_us, tail = record.clean_time_us, record.clean_tail
-    produced, known = await _last_known(log, record, members, tools)
+    # Race: a status may change while the members answer. One reading counts for the whole attempt,
+    # and before the end of an epoch is told, the statuses that mattered are read anew.
+    statuses = await statuses_now(log, _nodes_of(record.history), tools)
+    empty = empty_nodes(statuses, attempt)
+    produced, known = await _last_known(log, record, members, tools.peers, statuses)
     producers = ProducerTable(produced)
     for unclean in range(known + 1, epoch):
         entry = record.entry(unclean)
         nodeset, replication = entry.nodeset(members), entry.replication
         latest_us = latest_allowed_us(record, unclean, begins)
-        # Race: a status may change while the members answer. One reading counts for the whole
-        # epoch, and before its end is told, the statuses that mattered are read anew.
-        statuses = tools.statuses(log)
-        empty = empty_nodes(statuses, attempt)
         tally, found = await _seal_and_read(
             log, epoch, unclean, nodeset, replication, tools, latest_us, statuses, empty
         )
@@ -294,7 +330,11 @@ def latest_allowed_us(record: EpochRecord, unclean: int, begins: Begins) -> int 
 
 
 async def _last_known(
-    log: LogId, record: EpochRecord, members: dict[NodeId, Member], tools: RecoveryTools
+    log: LogId,
+    record: EpochRecord,
+    members: dict[NodeId, Member],
+    peers: Peers,
+    statuses: Statuses,
 ) -> tuple[tuple[Produced, ...], int]:
     """The producers as of the end of the last clean epoch, and that epoch.
 
@@ -314,7 +354,7 @@ async def _last_known(
     for clean in range(record.clean_epoch, lowest - 1, -1):
         entry = record.entry(clean)
         nodeset, replication = entry.nodeset(members), entry.replication
-        answers = await _ask_end(log, clean, nodeset.nodes, least, tools.peers)
+        answers = await _ask_end(log, clean, nodeset.nodes, least, peers)
         ends = [a for a in answers.values() if isinstance(a, EpochReply) and a.known]
         best = max(ends, key=_place, default=None)
         # A lower place is the answer of a member that heard of the end from an earlier attempt,
@@ -322,7 +362,7 @@ async def _last_known(
         if best is not None and _place(best) >= least:
             return read_produced(best.produced), clean
         heard = {n for n, answer in answers.items() if isinstance(answer, EpochReply)}
-        verdict = weigh(heard, nodeset, replication, tools.statuses(log))
+        verdict = weigh(heard, nodeset, replication, statuses)
         if verdict not in (QuorumVerdict.COMPLETE, QuorumVerdict.NON_AUTHORITATIVE):
             failures = {
                 node: answer if isinstance(answer, CordwoodError) else Unreachable("was not told")

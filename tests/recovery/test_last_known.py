@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import random
-from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -16,8 +15,9 @@ from cordwood.layout.produced import pack_produced
 from cordwood.lsn import make_lsn
 from cordwood.metadata.epoch_store import EpochRecord, NodesetSince
 from cordwood.nodes import NodeId
-from cordwood.recovery.recover_log import RecoveryTools, _last_known
+from cordwood.recovery.recover_log import _last_known
 from cordwood.sim.loop import SimLoop
+from cordwood.wire.peers import Peers
 
 LOG = 5
 NODES = (1, 2, 3)
@@ -52,8 +52,7 @@ GONE = Unreachable("it is gone")
 
 def known(*ends: EpochReply | CordwoodError) -> tuple[list[int], int]:
     """The producers that are learnt, and the epoch up to which."""
-    tools = SimpleNamespace(peers=Answers(list(ends)), statuses=lambda log: {})
-    asked = _last_known(LOG, RECORD, {}, cast(RecoveryTools, cast(Any, tools)))
+    asked = _last_known(LOG, RECORD, {}, cast(Peers, cast(Any, Answers(list(ends)))), {})
     with asyncio.Runner(loop_factory=lambda: SimLoop(random.Random(1))) as runner:
         produced, epoch = runner.run(asked)
     return [each.producer for each in produced], epoch

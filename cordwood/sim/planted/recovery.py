@@ -15,7 +15,7 @@ from cordwood.layout.log_questions import ExtentReply
 from cordwood.layout.message import Clean
 from cordwood.layout.produced import pack_produced
 from cordwood.layout.waves import StoredBlock
-from cordwood.lsn import ESN_MAX
+from cordwood.lsn import ESN_MAX, LogId
 from cordwood.metadata.epoch_store import EpochRecord
 from cordwood.node import Node
 from cordwood.nodes import Authority, Member, NodeId, Nodeset, Replication
@@ -41,6 +41,10 @@ from cordwood.storage.log_cache import CachedLog, EpochEnd
 
 def _takes_what_comes_last(self: Node, reading: int, said: tuple[Member, ...]) -> None:
     self._said = said
+
+
+async def _goes_by_the_list(log: LogId, nodes: Iterable[int], tools: RecoveryTools) -> Statuses:
+    return tools.statuses(log)
 
 
 def _lng_too_high(right: Any, self: SealTally, epoch: int) -> int:
@@ -239,6 +243,10 @@ BUGS = (
     PlantedBug("recovery-by-an-older-list", "a recovery goes by a member list that was read before it "
                "asked", at(Node._take_said).instead(_takes_what_comes_last),
                scene="tests/test_late_member_list.py"),
+    PlantedBug("recovery-by-a-list-of-before", "a recovery counts nodes out by a member list from "
+               "before its epoch was taken: they may be back, and have acknowledged records",
+               at(recover_log.statuses_now).instead(_goes_by_the_list),
+               scene="tests/recovery/test_older_statuses.py"),
     PlantedBug("waits-for-all", "recovery waits until every member has sealed, dead ones too",
                at(weigh_replies, within=heard).around(_waits_for_all)),
     PlantedBug("non-authoritative-plugs", "a recovery without enough answers plugs holes all "
