@@ -38,7 +38,7 @@ from cordwood.layout.rebuild_events import (
     read_record,
 )
 from cordwood.lsn import EVENT_LOG, Lsn, format_lsn
-from cordwood.metadata.event_log import AtStart, EventsMoved, StoredEventLog
+from cordwood.metadata.event_log import AtStart, EventsMoved, Holds, StoredEventLog
 from cordwood.nodes import NodeId
 from cordwood.protocol.event_log import Outcome, Verdict
 from cordwood.protocol.event_log_follower import EventFollower
@@ -262,20 +262,22 @@ class ReplicatedEventLog:
             raise Retryable("records of the event log are missing: a snapshot is waited for")
         return follower
 
-    async def say(self, event: RebuildEvent) -> Outcome:
+    async def say(self, event: RebuildEvent, holds: Holds | None = None) -> Outcome:
         """See `EventLog`."""
         try:
             async with asyncio.timeout(SAY_S), self._saying:
-                return await self._say(event)
+                return await self._say(event, holds)
         except TimeoutError:
             raise Unreachable("the event log took no event in time; it may be said again") from None
 
-    async def _say(self, event: RebuildEvent) -> Outcome:
+    async def _say(self, event: RebuildEvent, holds: Holds | None) -> Outcome:
         is_read = False
         while True:
             store, _ = await self._connected()
             follower = self._whole()
-            outcome = follower.decide(event)
+            # The append names the last record of the set for which it holds.
+            is_held = holds is None or holds(follower.set)
+            outcome = follower.decide(event) if is_held else Outcome(follower.set, Verdict.STALE)
             if outcome.verdict is not Verdict.TAKEN:
                 # Records that this node has not read yet may change the verdict.
                 if is_read or not await self._read_on():
@@ -568,14 +570,14 @@ class ClusterEvents:
                 self._has_moved.set()
         return await self.replicated.known()
 
-    async def say(self, event: RebuildEvent) -> Outcome:
+    async def say(self, event: RebuildEvent, holds: Holds | None = None) -> Outcome:
         """See `EventLog`."""
         if not self.has_moved:
             try:
-                return await self._stored.say(event)
+                return await self._stored.say(event, holds)
             except EventsMoved:
                 self._has_moved.set()
-        return await self.replicated.say(event)
+        return await self.replicated.say(event, holds)
 
     def heard(self) -> EventsReply:
         """See `ReplicatedEventLog.heard`."""

@@ -15,7 +15,7 @@ Source: docs/protocol/event-log.md; docs/sources/logdevice.md 2.9; `protocol.eve
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Annotated, NamedTuple, Protocol
 
 import msgspec
@@ -35,6 +35,10 @@ _FOLLOWERS = "event-log-followers/"
 
 LSN_BELOW = 1 << 32
 """LSNs counted here stay below that of the first record of any log."""
+
+
+Holds = Callable[[RebuildingSet], bool]
+"""A condition of an event, judged by the set to which the event is added."""
 
 
 class EventsMoved(Retryable):
@@ -72,11 +76,16 @@ class EventLog(Protocol):
     async def known(self) -> RebuildingSet:
         """The set as far as this node has heard, without a question to the event log's nodes."""
 
-    async def say(self, event: RebuildEvent) -> Outcome:
+    async def say(self, event: RebuildEvent, holds: Holds | None = None) -> Outcome:
         """Add an event. Returns the set with it, and what became of the event.
 
         An event may be added again. If the first answer was lost, the second answer is UNCHANGED or
         STALE, or UNKNOWN_NODE for an event that ends an entry.
+
+        Args:
+            holds: the event is STALE if this does not hold for the very set to which it would be
+                added. So an event needs no field of its own for it, which earlier versions could
+                not read. May be called more than once.
         """
 
     async def at_start(self) -> AtStart:
@@ -119,7 +128,7 @@ class StoredEventLog:
     async def keep(self) -> None:
         """See `EventLog`. It does nothing, because a start reads the set itself."""
 
-    async def say(self, event: RebuildEvent) -> Outcome:
+    async def say(self, event: RebuildEvent, holds: Holds | None = None) -> Outcome:
         """See `EventLog`. Two round trips without a race.
 
         Raises:
@@ -130,6 +139,9 @@ class StoredEventLog:
         def decide(found: bytes | None) -> bytes | None:
             nonlocal last
             before = _decode(found)
+            if holds is not None and not holds(before):
+                last = Outcome(before, Verdict.STALE)
+                return None
             lsn = before.through + 1
             assert lsn < LSN_BELOW, "events are some thousand a day"
             last = apply(before, lsn, event)

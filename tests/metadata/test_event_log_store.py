@@ -47,6 +47,30 @@ class TestSaying:
         assert found.through == 1
         assert await store.get("rebuilding/set") == before
 
+    @as_scenario("pair")
+    async def test_a_condition_is_judged_by_the_set_to_which_the_event_is_added(
+        self, one, other
+    ) -> None:
+        """Also if another event comes between the judgement and the write."""
+        judged = []
+
+        class Overtaken:
+            get = one.get
+
+            async def compare_and_set(self, *args):
+                await StoredEventLog(other).say(NeedsRebuild(3, EVERY))
+                return await one.compare_and_set(*args)
+
+        def holds(found: RebuildingSet) -> bool:
+            judged.append(found.version)
+            return not found.lost
+
+        found, verdict = await StoredEventLog(Overtaken()).say(NeedsRebuild(4, EVERY), holds)
+        assert verdict is Verdict.STALE
+        assert judged == [0, 1]
+        assert found == await StoredEventLog(one).read()
+        assert [each.node for each in found.lost] == [3]
+
     @as_scenario("play")
     async def test_those_who_race_get_one_order(self, store) -> None:
         """Five donors end at once, and each word counts."""

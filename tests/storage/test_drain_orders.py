@@ -12,6 +12,7 @@ from rebuild_scene import lost, put_records
 from scenarios import as_scenario
 from swaps import swap
 
+from cordwood.admin.replicated_events import ClusterEvents
 from cordwood.client.store import Store
 from cordwood.errors import Fenced
 from cordwood.impact.maintenance import MaintenanceSet
@@ -23,9 +24,19 @@ from cordwood.layout.message_rebuilding import (
     SayRebuild,
 )
 from cordwood.layout.rebuild_events import read_set
+from cordwood.metadata.event_log import Holds
 from cordwood.metadata.maintenance import MaintenanceStore
-from cordwood.protocol.event_log import Verdict, apply, replay
-from cordwood.rebuilding import Aborted, IsRebuilt, LostNode, NeedsRebuild, RebuildingSet, Undrained
+from cordwood.protocol.event_log import Outcome, Verdict, apply, replay
+from cordwood.rebuilding import (
+    Aborted,
+    IsRebuilt,
+    LostNode,
+    NeedsRebuild,
+    RebuildEvent,
+    RebuildingSet,
+    Undrained,
+    Unrecoverable,
+)
 from cordwood.sim.planted import find_bug, planted
 from cordwood.storage.rebuild.order_events import end_of_drain, is_carried_out
 
@@ -142,6 +153,109 @@ def test_a_late_end_of_a_drain_does_not_end_the_next_drain(how: str, order: str)
             ]
 
     simulate(scenario, nodes=6)
+
+
+def paused_at(
+    cluster: ClusterAtHand, patched: pytest.MonkeyPatch, kind: type[RebuildEvent]
+) -> asyncio.Event:
+    """Pause the first node that is asked as it is about to add its next event of this kind, after
+    all its checks.
+
+    Returns:
+        Set it with the end of the pause.
+    """
+    right, goes_on = ClusterEvents.say, asyncio.Event()
+    waits = [cluster.machine(1)]
+
+    async def say(self: ClusterEvents, event: RebuildEvent, holds: Holds | None = None) -> Outcome:
+        if isinstance(event, kind) and waits:
+            waits.pop().pause()
+            await goes_on.wait()
+        return await right(self, event, holds)
+
+    swap(patched, right, say)
+    return goes_on
+
+
+@pytest.mark.parametrize("is_planted", [False, True])
+@pytest.mark.parametrize("replicated", [False, True])
+def test_a_late_word_that_data_is_gone_is_not_of_the_next_loss(
+    *, replicated: bool, is_planted: bool
+) -> None:
+    """A node was paused with the order. Another node carried it out, and the lost node came back
+    with its data. It was lost once more, and the paused node gave up its data."""
+
+    async def scenario(cluster: ClusterAtHand) -> None:
+        await put_records(cluster, records=3)
+        async with cluster.client(timeout_s=30) as store, cluster.client(timeout_s=30) as other:
+            cluster.machine(2).pause()  # so no rebuilding ends
+            cluster.kill(4)
+            await asyncio.sleep(6)
+            await other.say_rebuild(4, "start")
+            with pytest.MonkeyPatch.context() as patched:
+                goes_on = paused_at(cluster, patched, Unrecoverable)
+                await store.say_rebuild(4, "gone")
+                cluster.machine(2).resume()  # the first node is away now
+                assert not (await other.rebuilding()).lost[0].is_recoverable
+                await cluster.start(4)
+                await asyncio.sleep(1)
+                assert not (await other.rebuilding()).lost
+                cluster.kill(4)
+                await other.say_rebuild(4, "start")
+                cluster.machine(1).resume()
+                goes_on.set()
+                await asyncio.sleep(5)
+            assert [each.is_recoverable for each in (await other.rebuilding()).lost] == [
+                not is_planted
+            ]
+
+    with planted(find_bug("late-order-said")) if is_planted else nullcontext():
+        simulate(scenario, nodes=7, replicated_events=replicated)
+
+
+@pytest.mark.parametrize("replicated", [False, True])
+def test_a_late_start_of_a_rebuilding_that_was_taken_back_does_nothing(*, replicated: bool) -> None:
+    async def scenario(cluster: ClusterAtHand) -> None:
+        await put_records(cluster, records=3)
+        async with cluster.client(timeout_s=30) as store, cluster.client(timeout_s=30) as other:
+            cluster.kill(4)
+            cluster.machine(2).pause()  # so no rebuilding ends
+            await asyncio.sleep(6)
+            with pytest.MonkeyPatch.context() as patched:
+                goes_on = paused_at(cluster, patched, NeedsRebuild)
+                await store.say_rebuild(4, "start")
+                await other.say_rebuild(4, "abort")
+                cluster.machine(1).resume()
+                goes_on.set()
+                await asyncio.sleep(5)
+            assert not (await other.rebuilding()).lost
+
+    simulate(scenario, nodes=7, replicated_events=replicated)
+
+
+@pytest.mark.parametrize("replicated", [False, True])
+@pytest.mark.parametrize(("order", "kind"), [("undrain", Undrained), ("abort", Aborted)])
+def test_a_late_end_of_no_drain_does_not_end_the_next_drain(
+    order: str, kind: type[RebuildEvent], *, replicated: bool
+) -> None:
+    """A node has added the end of a drain without a condition, if it knew of no drain."""
+
+    async def scenario(cluster: ClusterAtHand) -> None:
+        await put_records(cluster, records=3)
+        async with cluster.client(timeout_s=30) as store, cluster.client(timeout_s=30) as other:
+            cluster.machine(2).pause()  # so no drain ends
+            with pytest.MonkeyPatch.context() as patched:
+                goes_on = paused_at(cluster, patched, kind)
+                await store.say_rebuild(4, order)
+                await other.say_rebuild(4, "drain")
+                cluster.machine(1).resume()
+                goes_on.set()
+                await asyncio.sleep(5)
+            assert [(each.node, each.drain) for each in (await other.rebuilding()).lost] == [
+                (4, True)
+            ]
+
+    simulate(scenario, nodes=7, replicated_events=replicated)
 
 
 @as_scenario(simulate, nodes=6)

@@ -18,6 +18,7 @@ from cordwood.errors import CordwoodError
 from cordwood.layout.message_rebuilding import RebuildOrder, SayRebuild
 from cordwood.log_attributes import LogAttributes
 from cordwood.metadata.epoch_store import EpochStore
+from cordwood.metadata.event_log import Holds
 from cordwood.nodes import Authority, NodeId
 from cordwood.protocol.event_log import Outcome, authority_of
 from cordwood.rebuilding import Aborted, Acked, NeedsRebuild, RebuildEvent
@@ -142,11 +143,11 @@ def test_an_epoch_that_ends_between_the_seals_and_the_ack_of_a_node_stays_ended(
     acks, goes_on = asyncio.Event(), asyncio.Event()
     right = ClusterEvents.say
 
-    async def say(self: ClusterEvents, event: RebuildEvent) -> Outcome:
+    async def say(self: ClusterEvents, event: RebuildEvent, holds: Holds | None = None) -> Outcome:
         if isinstance(event, Acked):
             acks.set()
             await goes_on.wait()
-        return await right(self, event)
+        return await right(self, event, holds)
 
     async def retried(store: Store, value: bytes) -> None:
         async with asyncio.timeout(30):
@@ -242,8 +243,10 @@ def test_a_node_that_dies_between_its_word_and_its_second_seals_seals_at_its_nex
     async def scenario(cluster: ClusterAtHand) -> None:
         died: list[int] = []
 
-        async def dies(self: ClusterEvents, event: RebuildEvent) -> Outcome:
-            outcome = await right(self, event)
+        async def dies(
+            self: ClusterEvents, event: RebuildEvent, holds: Holds | None = None
+        ) -> Outcome:
+            outcome = await right(self, event, holds)
             if isinstance(event, Aborted) and not died:
                 died.append(event.node)
                 cluster.machine(event.node).kill()

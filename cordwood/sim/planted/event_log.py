@@ -28,7 +28,7 @@ from cordwood.sim.planted.bug import PlantedBug, at
 from cordwood.sim.planted.rebuilding_scenarios import EVENTS_LOST, EVENTS_REPLICATED
 from cordwood.storage.rebuild import donor
 from cordwood.storage.rebuild.admission import Admission
-from cordwood.storage.rebuild.drain_orders import DrainOrders
+from cordwood.storage.rebuild.drain_orders import Came, DrainOrders
 from cordwood.storage.rebuild.epoch_nodesets import heard_nodesets
 from cordwood.wire.peers import Peers
 
@@ -115,7 +115,7 @@ def _emptied_counted(self: Activation, asked: Replication) -> Replication:
 
 
 async def _checked_before(
-    self: DrainOrders, event: NeedsRebuild, seen: int | None = None
+    self: DrainOrders, event: NeedsRebuild, came: Came | None = None
 ) -> Verdict:
     await self._check_event_log(NodeId(event.node))
     return await self._say(event)

@@ -14,6 +14,7 @@ import msgspec
 from cordwood import node
 from cordwood.admin import maintenance_calls
 from cordwood.admin.fitness_calls import fitness_reply
+from cordwood.admin.replicated_events import ReplicatedEventLog
 from cordwood.client.cluster import Cluster
 from cordwood.client.read import replica_scan
 from cordwood.client.read.replica_scan import _Scan
@@ -22,10 +23,11 @@ from cordwood.layout.frame import Frame
 from cordwood.layout.message_impact import FitnessReply
 from cordwood.metadata import membership
 from cordwood.metadata.change import Decide
+from cordwood.metadata.event_log import EventLog, Holds, StoredEventLog
 from cordwood.metadata.membership import Membership
 from cordwood.node import Node
 from cordwood.nodes import Member, NodeId
-from cordwood.protocol.event_log import Verdict
+from cordwood.protocol.event_log import Outcome, Verdict
 from cordwood.rebuilding import NeedsRebuild, RebuildEvent, RebuildingSet, Undrained
 from cordwood.sim.planted import scenarios
 from cordwood.sim.planted.bug import PlantedBug, at, notes_of, together
@@ -110,7 +112,7 @@ _EMPTY_UNLOOKED = at(end_of_drain, within=drain_orders).instead(_of_any_node)
 
 
 async def _places_checked_before(
-    self: DrainOrders, event: NeedsRebuild, seen: int | None = None
+    self: DrainOrders, event: NeedsRebuild, came: Came | None = None
 ) -> Verdict:
     if not event.forced:
         await self._check_places(NodeId(event.node), self._known())
@@ -121,8 +123,15 @@ def _never(right: Any, self: Any) -> bool:
     return False
 
 
-def _same_set(right: Any, self: DrainOrders, came: Came) -> bool:
-    return False
+def _by_any_set(self: Came, known: RebuildingSet) -> bool:
+    return True
+
+
+async def _said_of_any_set(
+    right: Any, self: EventLog, event: RebuildEvent, holds: Holds | None = None
+) -> Outcome:
+    outcome: Outcome = await right(self, event)
+    return outcome
 
 
 async def _as_of_now(
@@ -154,7 +163,12 @@ BUGS = (
     PlantedBug("late-drain-again", "a node that was cut off with the order of a drain carries it out "
                                    "after it was taken back",
                together(at(Came.is_late).around(_never),
-                        at(DrainOrders.has_changed).around(_same_set)),
+                        at(Came.holds).instead(_by_any_set)),
+               scene="tests/storage/test_drain_orders.py"),
+    PlantedBug("late-order-said", "a node that was paused after it judged an order adds its event to "
+                                  "any later set: a node is given up for an earlier loss",
+               together(at(StoredEventLog.say).around(_said_of_any_set),
+                        at(ReplicatedEventLog.say).around(_said_of_any_set)),
                scene="tests/storage/test_drain_orders.py"),
     PlantedBug("late-status-again", "a node that was cut off with an operator's word about a node "
                                     "carries it out after it came and went: records of a node that "

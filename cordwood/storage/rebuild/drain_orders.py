@@ -4,8 +4,10 @@ Each event is tied to the set by which its order was judged: between the judgeme
 another node may order another drain.
 
 A client that gets no answer gives its order to another node, and may have taken it back since. So
-an order names the version of the set that its client saw, and no node carries it out by another.
-Older clients and requests name none: if such an order is late, it is not judged by a later set.
+an order names the version of the set that its client saw. No node carries it out by another set:
+this is decided for the very set to which the event is added, because this node may be paused after
+any earlier check. Older clients and requests may name none: if such an order is late, it is not
+judged by a later set.
 
 Source: docs/protocol/rebuilding.md, rule 4; docs/protocol/maintenance.md, rules 8 and 10.
 """
@@ -20,7 +22,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from msgspec.structs import replace
 
 from cordwood.errors import CordwoodError, Fenced, Rejected
-from cordwood.layout.message_rebuilding import RebuildOrder
+from cordwood.layout.message_rebuilding import RebuildOrder, SayRebuild
 from cordwood.lsn import EVENT_LOG
 from cordwood.nodes import Member, NodeId
 from cordwood.protocol.event_log import Verdict, refuses
@@ -65,6 +67,12 @@ class Came(NamedTuple):
         """Whether another node may have carried it out by now."""
         return asyncio.get_running_loop().time() > self.time_s + LATE_S
 
+    def holds(self, known: RebuildingSet) -> bool:
+        """Whether the order may be carried out by this set."""
+        if self.seen is None:
+            return not self.is_late() or _version(known, self.node) == self.version
+        return known.version == self.seen
+
 
 class DrainOrders:
     """See the module."""
@@ -73,7 +81,7 @@ class DrainOrders:
         self,
         known: Callable[[], RebuildingSet],
         refresh: Callable[..., Awaitable[None]],
-        say: Callable[[RebuildEvent], Awaitable[Verdict]],
+        say: Callable[..., Awaitable[Verdict]],
         read_record: ReadRecord,
         members: Callable[[], Mapping[NodeId, Member]],
         dead: Callable[[], Set[NodeId]],
@@ -93,18 +101,18 @@ class DrainOrders:
         self._dead = dead
         self._check_places = check_places
 
-    async def begin(self, event: NeedsRebuild, seen: int | None = None) -> Verdict:
+    async def begin(self, event: NeedsRebuild, came: Came | None = None) -> Verdict:
         """Order a drain by the set by which it was checked: either of two drains may have a place,
         and both together none.
 
         Args:
-            seen: as in `Came`.
+            came: the order; None for an order of this node itself.
         Raises:
             Rejected: see `_check_event_log`, and `check_places`. Or the set has changed, and the
                 order is late.
             Fenced: see `check_same`.
         """
-        came = self.came(event.node, seen)
+        came = came or self._own(event.node)
         for tries in range(CHANGED_MAX):
             known = self._known()
             # By this set the drain may have begun and ended since.
@@ -119,25 +127,24 @@ class DrainOrders:
                 await self._check_event_log(NodeId(event.node))
                 if not event.forced:
                     await self._check_places(NodeId(event.node), known)
-            verdict = await self._say(replace(event, if_version=known.version))
+            verdict = await self._say(replace(event, if_version=known.version), came.holds)
             if verdict is not Verdict.STALE:
                 return verdict
             if self._known() is known:
                 await self._refresh()  # a first try of this call may have been done
         return Verdict.STALE
 
-    async def end(self, node: NodeId, *, unless_empty: bool, seen: int | None = None) -> Verdict:
+    async def end(self, came: Came, *, unless_empty: bool) -> Verdict:
         """End a drain.
 
         Args:
-            seen: as in `Came`.
             unless_empty: only that of a node that is not empty. The last donor may be done between
                 any look at the set and the event, and no version tells of it.
         Raises:
             Rejected: the node is empty and was not to be. Or see `check_same`.
             Fenced: see `check_same`.
         """
-        came = self.came(node, seen)
+        node = came.node
         for _ in range(CHANGED_MAX):
             if unless_empty:
                 await self._refresh(strictly=True)
@@ -146,27 +153,26 @@ class DrainOrders:
                 return Verdict.UNCHANGED
             self.check_same(came)
             event = end_of_drain(known, node)
-            verdict = event if isinstance(event, Verdict) else await self._say(event)
+            verdict = event if isinstance(event, Verdict) else await self._say(event, came.holds)
             if verdict is Verdict.DONE_ALREADY and unless_empty:
                 raise Rejected(empty_words(node))
-            if isinstance(event, Verdict) or verdict is Verdict.DONE_ALREADY:
+            is_unsaid = isinstance(event, Verdict) or verdict is Verdict.DONE_ALREADY
+            if is_unsaid and not unless_empty:
                 # This node may not have heard of the drain yet.
-                verdict = verdict if unless_empty else await self._say(Undrained(node))
+                verdict = await self._say(Undrained(node), came.holds)
             if verdict is not Verdict.STALE:
                 return verdict
             if self._known() is known:
                 await self._refresh()
         return Verdict.STALE
 
-    async def abort(self, node: NodeId, seen: int | None = None) -> Verdict:
+    async def abort(self, came: Came) -> Verdict:
         """End the rebuilding of a node that is not empty yet.
 
-        Args:
-            seen: as in `Came`.
         Raises:
             Rejected, Fenced: see `check_same`.
         """
-        came = self.came(node, seen)
+        node = came.node
         for _ in range(CHANGED_MAX):
             known = self._known()
             if self.has_changed(came) and is_carried_out(RebuildOrder.ABORT, known.entry(node)):
@@ -174,20 +180,41 @@ class DrainOrders:
             self.check_same(came)
             # Without an entry it may not have heard of the rebuilding yet.
             version = known.version if known.entry(node) is not None else None
-            verdict = await self._say(Aborted(node, version))
+            verdict = await self._say(Aborted(node, version), came.holds)
             if verdict is not Verdict.STALE:
                 return verdict
             if self._known() is known:
                 await self._refresh()
         return Verdict.STALE
 
-    def came(self, node: int, seen: int | None = None) -> Came:
-        """An order about a node, as it comes."""
-        return Came(node, _version(self._known(), node), asyncio.get_running_loop().time(), seen)
+    async def give(self, event: RebuildEvent, order: RebuildOrder, came: Came) -> Verdict:
+        """Call a node lost, or its data gone.
+
+        Raises:
+            Rejected, Fenced: see `check_same`.
+        """
+        verdict = Verdict.STALE
+        if not self.has_changed(came):
+            self.check_same(came)
+            verdict = await self._say(event, came.holds)
+        if verdict is not Verdict.STALE:
+            return verdict
+        if is_carried_out(order, self._known().entry(came.node)):
+            return Verdict.UNCHANGED
+        self.check_same(came)
+        return verdict
+
+    def came(self, call: SayRebuild) -> Came:
+        """An order, as it comes."""
+        return self._own(call.node)._replace(seen=call.if_version)
+
+    def _own(self, node: int) -> Came:
+        """An order that begins here."""
+        return Came(node, _version(self._known(), node), asyncio.get_running_loop().time())
 
     def has_changed(self, came: Came) -> bool:
         """Whether the set is known to be another one than the one by which an order was given."""
-        return came.seen is not None and came.seen != self._known().version
+        return came.seen is not None and not came.holds(self._known())
 
     def check_same(self, came: Came) -> None:
         """
@@ -199,9 +226,7 @@ class DrainOrders:
         """
         if self.has_changed(came):
             raise Fenced(late_words(came.node))
-        if came.seen is not None:
-            return
-        if came.is_late() and _version(self._known(), came.node) != came.version:
+        if not came.holds(self._known()):
             raise Rejected(late_words(came.node))
 
     async def _check_event_log(self, node: NodeId) -> None:

@@ -85,7 +85,7 @@ from cordwood.wire.store_channel import StoreChannel
 
 if TYPE_CHECKING:
     from cordwood.host.seams import Host
-    from cordwood.metadata.event_log import EventLog
+    from cordwood.metadata.event_log import EventLog, Holds
     from cordwood.metadata.joins import Joins
     from cordwood.metadata.membership import Membership
     from cordwood.storage.engine import StorageEngine
@@ -409,9 +409,9 @@ class RebuildRole:
         )  # fmt: skip
         return True
 
-    async def _say(self, event: RebuildEvent) -> Verdict:
+    async def _say(self, event: RebuildEvent, holds: Holds | None = None) -> Verdict:
         before = self.set.version
-        after, verdict = await self._events.say(event)
+        after, verdict = await self._events.say(event, holds)
         self.take(after)
         if verdict is Verdict.TAKEN and after.version != before:
             self._has_news.set()
@@ -526,7 +526,7 @@ class RebuildRole:
     async def _obey(self, call: SayRebuild) -> None:
         members = self._members()
         node = call.node
-        came = self._drains.came(node, call.if_version)
+        came = self._drains.came(call)
         if NodeId(node) not in members:
             known = ", ".join(map(str, sorted(members)))
             raise BadSetting(f"there is no node {node}; there are {known}")
@@ -547,20 +547,13 @@ class RebuildRole:
         # Read again: a node may have joined while this call waited, and be a donor.
         event = event_of(call, tuple(sorted(self._members())))
         if isinstance(event, NeedsRebuild) and event.drain:
-            verdict = await self._drains.begin(event, came.seen)
+            verdict = await self._drains.begin(event, came)
         elif isinstance(event, Undrained):
-            verdict = await self._drains.end(
-                NodeId(node), unless_empty=call.unless_empty, seen=came.seen
-            )
+            verdict = await self._drains.end(came, unless_empty=call.unless_empty)
         elif isinstance(event, Aborted):
-            verdict = await self._drains.abort(NodeId(node), came.seen)
+            verdict = await self._drains.abort(came)
         else:
-            if came.is_late():
-                await self.refresh(strictly=True)
-            if self._drains.has_changed(came) and is_carried_out(call.order, self.set.entry(node)):
-                return
-            self._drains.check_same(came)
-            verdict = await self._say(event)
+            verdict = await self._drains.give(event, call.order, came)
         if verdict not in (Verdict.TAKEN, Verdict.UNCHANGED, *carried_out(call.order)):
             raise Rejected(words_of_refusal(node, verdict))
 
