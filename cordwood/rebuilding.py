@@ -262,6 +262,24 @@ class RebuildingSet(Struct, frozen=True, omit_defaults=True, forbid_unknown_fiel
         """The entry of a node, None where nothing is said of it."""
         return next((each for each in self.lost if each.node == node), None)
 
+    def mark(self, node: int, *, of_drain: bool) -> int:
+        """What an order names of its node, beside the version of the set.
+
+        In one version a lost or drained node may be called empty, and join. And whether a node that
+        gives nothing itself is to stay empty may change and change back.
+
+        Args:
+            of_drain: whether the order begins or ends a drain.
+        Returns:
+            0 without an entry. Else its version, or `through` for the order to drain a node that
+            gives nothing itself, or to end its drain.
+        """
+        entry = self.entry(node)
+        if entry is None:
+            return 0
+        gives_itself = bool(entry.ranges) or (entry.relocates and not entry.is_empty)
+        return self.through if of_drain and not gives_itself else entry.version
+
 
 class Restated(Struct, frozen=True, tag="restated", forbid_unknown_fields=True):
     """The events begin anew from a set, because records of the event log are lost.

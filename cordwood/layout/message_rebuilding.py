@@ -29,6 +29,11 @@ class RebuildOrder(enum.Enum):
     ABORT = "abort"
     """Do not rebuild the node: it will be back with its data."""
 
+    @property
+    def is_of_drain(self) -> bool:
+        """Whether it begins or ends a drain."""
+        return self in (RebuildOrder.DRAIN, RebuildOrder.UNDRAIN)
+
 
 class SayRebuild(Struct, frozen=True, tag="say_rebuild"):
     """An operator's order; answered with RebuildingReply.
@@ -39,6 +44,8 @@ class SayRebuild(Struct, frozen=True, tag="say_rebuild"):
             this field end the drain.
         if_version: of the rebuilding set when the client gave this order. If the set has changed
             since, the order is refused. None for an older client.
+        if_mark: `RebuildingSet.mark` of the node in that set, as `if_version`. None for an older
+            client, and for a request for maintenance.
     """
 
     node: U32
@@ -46,6 +53,7 @@ class SayRebuild(Struct, frozen=True, tag="say_rebuild"):
     forced: bool = False
     unless_empty: bool = False
     if_version: AnyLsn | None = None
+    if_mark: AnyLsn | None = None
 
 
 class SayRebalance(Struct, frozen=True, tag="say_rebalance"):

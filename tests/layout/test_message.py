@@ -222,6 +222,7 @@ CALLS: list[Call] = [
     AskCopies(9, ((lsn(4, 17), lsn(4, 20)),)),
     SayRebuild(3, RebuildOrder.START, forced=True),
     SayRebuild(3, RebuildOrder.DRAIN, unless_empty=True, if_version=lsn(4, 17)),
+    SayRebuild(3, RebuildOrder.UNDRAIN, if_version=lsn(4, 17), if_mark=lsn(4, 19)),
     SayRebalance(((1, 2, 500_000),)), AskHeld(9, lsn(4, 17)),
     AskRebuilding(), AskEvents(), AskImpact((1, 2), ("eu.rack1",)), AskFitness(),
     ApplyMaintenance((1,), ("eu.rack1",), "DRAINED", "a new disk", "ann", 60), AskMaintenance(),

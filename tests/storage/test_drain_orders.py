@@ -8,7 +8,7 @@ from contextlib import nullcontext
 
 import pytest
 from cluster_at_hand import ClusterAtHand, simulate, until
-from rebuild_scene import lost, put_records
+from rebuild_scene import call_lost, lose_disk, lost, put_records
 from scenarios import as_scenario
 from swaps import swap
 
@@ -29,11 +29,14 @@ from cordwood.metadata.maintenance import MaintenanceStore
 from cordwood.protocol.event_log import Outcome, Verdict, apply, replay
 from cordwood.rebuilding import (
     Aborted,
+    Acked,
+    DonorProgress,
     IsRebuilt,
     LostNode,
     NeedsRebuild,
     RebuildEvent,
     RebuildingSet,
+    TimeRange,
     Undrained,
     Unrecoverable,
 )
@@ -256,6 +259,114 @@ def test_a_late_end_of_no_drain_does_not_end_the_next_drain(
             ]
 
     simulate(scenario, nodes=7, replicated_events=replicated)
+
+
+async def emptied(cluster: ClusterAtHand, store: Store) -> None:
+    """Node 4 has lost its disk, and is called empty."""
+    lose_disk(cluster, 4)
+    await call_lost(cluster, 4)
+
+    def is_empty() -> bool:
+        entry = cluster.running[2]._rebuild.set.entry(4)
+        return entry is not None and entry.is_empty
+
+    await until(is_empty, timeout_s=60)
+
+
+@pytest.mark.parametrize("is_planted", [False, True])
+@pytest.mark.parametrize("replicated", [False, True])
+@pytest.mark.parametrize("how", ["paused", "cut off"])
+def test_a_late_drain_of_an_empty_node_does_not_drain_it_after_it_joined(
+    how: str, *, replicated: bool, is_planted: bool
+) -> None:
+    async def scenario(cluster: ClusterAtHand) -> None:
+        await put_records(cluster, records=5)
+        async with cluster.client(timeout_s=30) as store, cluster.client(timeout_s=30) as other:
+            await emptied(cluster, other)
+            late_at_first(cluster, store, how)
+            await store.say_rebuild(4, "drain")
+            assert (await other.rebuilding()).lost[0].drain
+            await other.say_rebuild(4, "undrain")
+            await cluster.start(4)
+            await asyncio.sleep(1)
+            assert not (await other.rebuilding()).lost
+            mend(cluster, how)
+            await asyncio.sleep(20)
+            assert bool((await other.rebuilding()).lost) is is_planted
+
+    with planted(find_bug("late-order-of-version")) if is_planted else nullcontext():
+        simulate(scenario, nodes=6, replicated_events=replicated)
+
+
+@pytest.mark.parametrize("replicated", [False, True])
+@pytest.mark.parametrize(("order", "back"), [("drain", "undrain"), ("undrain", "drain")])
+def test_a_late_order_about_an_empty_node_does_not_undo_a_later_one(
+    order: str, back: str, *, replicated: bool
+) -> None:
+    async def scenario(cluster: ClusterAtHand) -> None:
+        await put_records(cluster, records=5)
+        async with cluster.client(timeout_s=30) as store, cluster.client(timeout_s=30) as other:
+            await emptied(cluster, other)
+            if back == "drain":
+                await other.say_rebuild(4, back)
+            late_at_first(cluster, store, "paused")
+            await store.say_rebuild(4, order)
+            await other.say_rebuild(4, back)
+            mend(cluster, "paused")
+            await asyncio.sleep(20)
+            assert [(each.node, each.drain) for each in (await other.rebuilding()).lost] == [
+                (4, back == "drain")
+            ]
+
+    simulate(scenario, nodes=6, replicated_events=replicated)
+
+
+@pytest.mark.parametrize(
+    ("events", "of_drain", "mark"),
+    [
+        ([], True, 0),
+        ([DRAIN], True, 10),
+        ([DRAIN, *DONE[:2]], True, 10),  # progress changes nothing
+        ([DRAIN, *DONE], True, 14),
+        ([DRAIN, *DONE], False, 10),
+        ([DRAIN, *DONE, UNDRAINED], True, 20),
+        ([DRAIN, *DONE, UNDRAINED, (21, DRAIN[1])], True, 21),
+        ([DRAIN, *DONE, UNDRAINED, (21, Acked(3, 10))], True, 0),
+        ([DRAIN, LOST], True, 20),
+        ([(10, NeedsRebuild(3, NODES, ranges=(TimeRange(1, 2),))), *DONE[:1]], True, 10),
+    ],
+)  # fmt: skip
+def test_what_an_order_names_of_its_node(
+    events: list,
+    mark: int,
+    *,
+    of_drain: bool,  # type: ignore[type-arg]
+) -> None:
+    assert replay(events).mark(3, of_drain=of_drain) == mark
+
+
+@as_scenario(simulate, nodes=6)
+async def test_an_order_about_an_empty_node_is_done_while_donors_report(
+    cluster: ClusterAtHand,
+) -> None:
+    """Each report is an event, and the mark of an empty node rises with it."""
+    await put_records(cluster, records=5)
+    async with cluster.client(timeout_s=30) as store:
+        await emptied(cluster, store)
+
+        async def report() -> None:
+            events = cluster.running[2]._events
+            while True:
+                version = (await events.known()).version
+                await events.say(DonorProgress(2, version, 0, 0, 1))
+                await asyncio.sleep(0.02)
+
+        await store.say_rebuild(5, "drain")
+        reports = asyncio.create_task(report())
+        for order in ("drain", "undrain") * 5:
+            await store.say_rebuild(4, order)
+        reports.cancel()
+        assert not (await store.rebuilding()).lost[0].drain
 
 
 @as_scenario(simulate, nodes=6)

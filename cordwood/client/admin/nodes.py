@@ -374,7 +374,9 @@ class Nodes(Rebalances):
 
         def seen(reply: object) -> Call:
             assert isinstance(reply, RebuildingReply), "AskRebuilding has one kind of answer"
-            return replace(call, if_version=read_set(reply.set).version)
+            known = read_set(reply.set)
+            mark = known.mark(node, of_drain=call.order.is_of_drain)
+            return replace(call, if_version=known.version, if_mark=mark)
 
         # After GIVEN_S another node may have had the order before.
         await self._order(AskRebuilding(), seen, lambda passed_s: passed_s <= GIVEN_S)

@@ -127,6 +127,11 @@ def _by_any_set(self: Came, known: RebuildingSet) -> bool:
     return True
 
 
+def _mark_unread(right: Any, self: Came, known: RebuildingSet) -> bool:
+    held: bool = right(self._replace(mark=None), known)
+    return held
+
+
 async def _said_of_any_set(
     right: Any, self: EventLog, event: RebuildEvent, holds: Holds | None = None
 ) -> Outcome:
@@ -169,6 +174,10 @@ BUGS = (
                                   "any later set: a node is given up for an earlier loss",
                together(at(StoredEventLog.say).around(_said_of_any_set),
                         at(ReplicatedEventLog.say).around(_said_of_any_set)),
+               scene="tests/storage/test_drain_orders.py"),
+    PlantedBug("late-order-of-version", "a late order counts in the same version of the rebuilding "
+                                        "set, although its node has joined since: it is drained",
+               at(Came.holds).around(_mark_unread),
                scene="tests/storage/test_drain_orders.py"),
     PlantedBug("late-status-again", "a node that was cut off with an operator's word about a node "
                                     "carries it out after it came and went: records of a node that "

@@ -4,10 +4,11 @@ Each event is tied to the set by which its order was judged: between the judgeme
 another node may order another drain.
 
 A client that gets no answer gives its order to another node, and may have taken it back since. So
-an order names the version of the set that its client saw. No node carries it out by another set:
-this is decided for the very set to which the event is added, because this node may be paused after
-any earlier check. Older clients and requests may name none: if such an order is late, it is not
-judged by a later set.
+an order names the version of the set that its client saw, and what it saw of the node
+(`RebuildingSet.mark`). No node carries it out by another set: this is decided for the very set to
+which the event is added, because this node may be paused after any earlier check. Older clients
+name neither, and requests at most the version: if such an order is late, it is not judged by a
+later set.
 
 Source: docs/protocol/rebuilding.md, rule 4; docs/protocol/maintenance.md, rules 8 and 10.
 """
@@ -56,12 +57,16 @@ class Came(NamedTuple):
     Attributes:
         version: of the entry of `node`, by the set at that time; 0 without one.
         seen: the version of the set by which it was given; None if that is not known.
+        mark: of the node in that set; None if that is not known.
+        of_drain: as in `RebuildingSet.mark`.
     """
 
     node: int
     version: int
     time_s: float
     seen: int | None = None
+    mark: int | None = None
+    of_drain: bool = False
 
     def is_late(self) -> bool:
         """Whether another node may have carried it out by now."""
@@ -71,7 +76,8 @@ class Came(NamedTuple):
         """Whether the order may be carried out by this set."""
         if self.seen is None:
             return not self.is_late() or _version(known, self.node) == self.version
-        return known.version == self.seen
+        mark = known.mark(self.node, of_drain=self.of_drain)
+        return known.version == self.seen and self.mark in (None, mark)
 
 
 class DrainOrders:
@@ -206,7 +212,9 @@ class DrainOrders:
 
     def came(self, call: SayRebuild) -> Came:
         """An order, as it comes."""
-        return self._own(call.node)._replace(seen=call.if_version)
+        return self._own(call.node)._replace(
+            seen=call.if_version, mark=call.if_mark, of_drain=call.order.is_of_drain
+        )
 
     def _own(self, node: int) -> Came:
         """An order that begins here."""
