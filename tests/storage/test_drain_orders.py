@@ -14,7 +14,7 @@ from swaps import swap
 
 from cordwood.admin.replicated_events import ClusterEvents
 from cordwood.client.store import Store
-from cordwood.errors import Fenced
+from cordwood.errors import Fenced, Rejected
 from cordwood.impact.maintenance import MaintenanceSet
 from cordwood.layout.message import Call, Reply
 from cordwood.layout.message_rebuilding import (
@@ -41,7 +41,7 @@ from cordwood.rebuilding import (
     Unrecoverable,
 )
 from cordwood.sim.planted import find_bug, planted
-from cordwood.storage.rebuild.order_events import end_of_drain, is_carried_out
+from cordwood.storage.rebuild.order_events import end_of_drain, is_carried_out, is_there
 
 NODES = (1, 2, 3)
 DRAIN = (10, NeedsRebuild(3, NODES, drain=True))
@@ -367,6 +367,46 @@ async def test_an_order_about_an_empty_node_is_done_while_donors_report(
             await store.say_rebuild(4, order)
         reports.cancel()
         assert not (await store.rebuilding()).lost[0].drain
+
+
+@as_scenario(simulate, nodes=7)
+async def test_data_of_a_node_that_died_amid_its_drain_is_gone_once_it_is_called_lost(
+    cluster: ClusterAtHand,
+) -> None:
+    """The order had no effect, and did not say so."""
+    await put_records(cluster, records=3)
+    async with cluster.client(timeout_s=30) as store:
+        cluster.machine(2).pause()  # so no drain ends
+        await store.say_rebuild(4, "drain")
+        cluster.kill(4)
+        await asyncio.sleep(8)
+        with pytest.raises(Rejected, match="Give `cordwood rebuild start 4` first"):
+            await store.say_rebuild(4, "gone")
+        assert (await store.rebuilding()).lost[0].is_recoverable
+        await store.say_rebuild(4, "start")
+        await store.say_rebuild(4, "gone")
+        await store.say_rebuild(4, "gone")  # it may be given again
+        entry = (await store.rebuilding()).lost[0]
+        assert (entry.relocates, entry.drain, entry.is_recoverable) == (False, True, False)
+
+
+@pytest.mark.parametrize(
+    ("events", "is_so"),
+    [
+        ([], False),
+        ([DRAIN], True),
+        ([DRAIN, *DONE], False),
+        ([DRAIN, LOST], False),
+        ([(10, NeedsRebuild(3, NODES, ranges=(TimeRange(1, 2),)))], True),
+    ],
+)  # fmt: skip
+def test_the_data_of_a_node_that_is_there_is_not_gone(
+    events: list,
+    is_so: bool,  # type: ignore[type-arg]
+) -> None:
+    known = replay(events)
+    assert is_there(known.entry(3)) is is_so
+    assert not is_so or apply(known, 30, Unrecoverable(3)).after.lost == known.lost
 
 
 @as_scenario(simulate, nodes=6)

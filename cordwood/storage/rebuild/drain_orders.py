@@ -33,7 +33,9 @@ from cordwood.storage.rebuild.order_events import (
     empty_words,
     end_of_drain,
     is_carried_out,
+    is_there,
     late_words,
+    there_words,
 )
 
 if TYPE_CHECKING:
@@ -197,15 +199,19 @@ class DrainOrders:
         """Call a node lost, or its data gone.
 
         Raises:
-            Rejected, Fenced: see `check_same`.
+            Rejected, Fenced: see `check_same`. Or the node, whose data is to be called gone, is not
+                called lost.
         """
         verdict = Verdict.STALE
         if not self.has_changed(came):
             self.check_same(came)
             verdict = await self._say(event, came.holds)
+        entry = self._known().entry(came.node)
+        if verdict is Verdict.UNCHANGED and order is RebuildOrder.GONE and is_there(entry):
+            raise Rejected(there_words(came.node))
         if verdict is not Verdict.STALE:
             return verdict
-        if is_carried_out(order, self._known().entry(came.node)):
+        if is_carried_out(order, entry):
             return Verdict.UNCHANGED
         self.check_same(came)
         return verdict

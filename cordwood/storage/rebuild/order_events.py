@@ -82,6 +82,20 @@ def is_carried_out(order: RebuildOrder, entry: LostNode | None) -> bool:
             return entry is None
 
 
+def is_there(entry: LostNode | None) -> bool:
+    """Whether the set counts a node as there with its data: the word that the data is gone has no
+    effect on it (`Unrecoverable`)."""
+    return entry is not None and not entry.is_empty and (entry.relocates or bool(entry.ranges))
+
+
+def there_words(node: int) -> str:
+    """Why the data of a node is not called gone, and the way out."""
+    return (
+        f"node {node} is not called lost yet: it was being drained, or only a part of its data was "
+        f"lost. Give `cordwood rebuild start {node}` first, and then `cordwood rebuild gone {node}`"
+    )
+
+
 def empty_words(node: int) -> str:
     """Why the drain of an empty node goes on, and the way out."""
     return (
