@@ -332,8 +332,8 @@ def repair(
     ] = False,
     option: OptionsOption = None,
 ) -> None:
-    """Write a log's manifest anew from its objects, if it is gone, cannot be read, or names objects
-    that are gone.
+    """Write a log's manifest anew from its objects, if it is gone, cannot be read, names objects
+    that are gone, or calls records lost of which the object was put back.
 
     With --end, continue a manifest that ends too early, or take back an accepted loss that goes too
     far.
@@ -505,8 +505,8 @@ def collect(
         typer.echo(f"{deleted} objects deleted, {bytes_words(size)}; {waiting} are in their grace")
         if kept:
             typer.echo(
-                f"{kept} stay: manifests name objects that are gone in their place. `cordwood tier "
-                "repair LOG` writes such a manifest anew",
+                f"{kept} stay: manifests name objects that are gone in their place, or call their "
+                "records lost. `cordwood tier repair LOG` writes such a manifest anew",
                 err=True,
             )
         return heads

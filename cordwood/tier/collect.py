@@ -6,7 +6,8 @@ protects readers, which may hold a head from before a trim or a merge, and opera
 
 A manifest may be an older copy that was put back. Then it names merged objects that are deleted,
 and the objects that took their place are the only copies. So an unnamed object stays while an entry
-for a part of its range has no object (`tier.presence`).
+for a part of its range has no object (`tier.presence`). It also stays if it has records that a
+repair called lost: somebody has put it back, and the next repair names it again.
 
 A log without a head is left alone: `repair` rebuilds a lost head from the objects. A deleted log
 keeps its head, which says that all of it is trimmed (`retire_log`).
@@ -59,7 +60,7 @@ class Collected:
         seen: objects and pages that were checked.
         deleted, deleted_bytes: those that were dead for long enough.
         waiting: dead, but still in their grace, named by a table, leased, or too many.
-        kept: no manifest names them, and what it names in their place is gone.
+        kept: no manifest names them, and what it names in their place is gone or lost.
         strangers: foreign names below Cordwood's prefix; they are left alone.
         damaged: objects of several logs that do not tell their logs; they stay.
     """
@@ -121,6 +122,9 @@ async def collect_log(
         since_us = _since_us(head, by, name.last, info)
         if pruner.is_due(info, is_dead, since_us, now_us, grace_s):
             is_only = await presence.is_only(manifest, head, name.first, name.last, name.fence)
+            if not is_only and await presence.covers_loss(manifest, head, name.first, name.last):
+                # A repair leaves out a damaged object, so nothing is left to wait for.
+                is_only = await _is_sound(store, info, name.footer_crc)
             pruner.gather(info, is_only=is_only)
     async for info in list_all(store, pages_prefix(log)):
         try:
@@ -141,6 +145,15 @@ async def collect_log(
         await _check_whole(manifest)
     await pruner.flush()
     return done
+
+
+async def _is_sound(store: ObjectStore, info: ObjectInfo, crc: int) -> bool:
+    """Whether a repair can take an object, as far as its footer tells."""
+    try:
+        await load_footer(store, info.name, info.size, crc, timeout_s=CALL_S)
+    except (Corrupt, NoObject):
+        return False
+    return True
 
 
 async def _check_whole(manifest: LogManifest) -> None:
@@ -213,13 +226,15 @@ async def _dead_since_us(
 
 
 async def _is_only(manifests: _Manifests, presence: Presence, runs: Sequence[ObjectRun]) -> bool:
-    """Whether a log's manifest names missing objects in the place of a shared one."""
+    """Whether a log's manifest names missing objects, or none, in the place of a shared one."""
     for run in runs:
         manifest = await manifests.of(run.log)
         if (head := manifest.head) is None:
             return True
         try:
             if await presence.is_only(manifest, head, run.first, run.last, run.fence):
+                return True
+            if await presence.covers_loss(manifest, head, run.first, run.last):
                 return True
         except Corrupt:
             return True  # its repair may need the object

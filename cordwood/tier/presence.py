@@ -64,6 +64,15 @@ class Presence:
             return True
         return await self.first_missing(manifest, max(first, head.start), last) is not None
 
+    async def covers_loss(self, manifest: LogManifest, head: Head, first: int, last: int) -> bool:
+        """Whether an object has records that the manifest calls lost, as if it was put back after a
+        repair. The next repair names it again.
+
+        Args:
+            first, last: the object's range.
+        """
+        return bool(await lost_entries(manifest, max(first, head.start), last))
+
     async def has_all(self, entries: Sequence[Entry]) -> bool:
         """Whether the objects of all entries are there."""
         for first in range(0, len(entries), HEADS_AT_ONCE):
@@ -82,3 +91,17 @@ class Presence:
             self._seen.clear()
         self._seen.add(entry.name)
         return True
+
+
+async def lost_entries(manifest: LogManifest, lsn: int, last: int) -> list[Entry]:
+    """The entries in a range that a repair called lost.
+
+    Raises:
+        Corrupt: the manifest cannot be read.
+        CordwoodError: the store does not answer.
+    """
+    found: list[Entry] = []
+    while lsn <= last and (page := await manifest.entries(lsn)):
+        found += [entry for entry in page if entry.first <= last and is_lost(entry)]
+        lsn = page[-1].last + 1
+    return found

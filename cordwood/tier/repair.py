@@ -7,7 +7,7 @@ uploads.
 
 Records that no object covers are lost. `repair_log` then refuses, and names the ranges. If the
 caller accepts the losses, it writes entries without an object (`LOST`), and readers get DATA_LOSS
-there.
+there. If such an object is put back later, the next repair names it again.
 
 Trap: objects do not say where the log ended. If the newest objects are lost, or the whole store was
 restored from an older copy, the manifest ends below records that nodes no longer have, and readers
@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -39,7 +40,7 @@ from cordwood.tier.collect import CALL_S, list_all
 from cordwood.tier.log_manifest import LogManifest
 from cordwood.tier.object_reader import load_footer
 from cordwood.tier.object_store import ObjectInfo, ObjectStore
-from cordwood.tier.presence import Presence
+from cordwood.tier.presence import Presence, lost_entries
 from cordwood.tiered import LOST, MERGED, Entry, Head, is_lost
 
 FOOTERS_AT_ONCE = 16
@@ -170,8 +171,9 @@ async def repair_log(
     end: int = 0,
     accept: bool = False,
 ) -> Found:
-    """Write a log's manifest anew if it has none, if it cannot be read, or if it names objects that
-    are gone: it may be an older copy, and other objects have their records.
+    """Write a log's manifest anew if it has none, if it cannot be read, if it names objects that
+    are gone (it may be an older copy, and other objects have their records), or if an object has
+    records again that it calls lost.
 
     Args:
         start: the log's first LSN, if its beginning was trimmed.
@@ -182,7 +184,8 @@ async def repair_log(
         accept: continue although ranges are lost; readers get DATA_LOSS there.
     Raises:
         Unrepairable: ranges are lost, and the operator did not accept the loss.
-        BadSetting: the log has a manifest that can be read, and reaches `end`; or it was deleted.
+        BadSetting: the log has a manifest that can be read, and reaches `end`, and no object has
+            records that it calls lost; or the log was deleted.
         ObjectChanged: an uploader committed meanwhile; call again.
     """
     head = await manifest.load_whole()
@@ -190,8 +193,13 @@ async def repair_log(
         if head.fence >= MERGED:
             raise BadSetting(f"log {head.log} was deleted: there is nothing to repair")
         missing = await Presence(store).first_missing(manifest, head.start, head.end - 1)
-        if missing is not None:
-            return await _rebuild(store, manifest, head, start, end, accept=accept)
+        losses: Sequence[Entry] | None = None
+        if missing is None:
+            losses = await lost_entries(manifest, max(start, head.start), head.end - 1)
+        if losses is None or losses:
+            rebuilt = await _rebuild(store, manifest, head, start, end, losses, accept=accept)
+            if rebuilt is not None:
+                return rebuilt
     if end and head is not None:
         return await _continue_log(store, manifest, head, end, accept=accept)
     found = await survey_log(store, log, start, end)
@@ -205,14 +213,29 @@ async def repair_log(
 
 
 async def _rebuild(
-    store: ObjectStore, manifest: LogManifest, head: Head, start: int, end: int, *, accept: bool
-) -> Found:
-    """Write a manifest anew that can be read, and names objects that are gone.
+    store: ObjectStore,
+    manifest: LogManifest,
+    head: Head,
+    start: int,
+    end: int,
+    losses: Sequence[Entry] | None,
+    *,
+    accept: bool,
+) -> Found | None:
+    """Write a manifest anew that can be read, and names objects that are gone, or calls records
+    lost that an object has again.
 
     What it names stays in its range: what no object has any more is lost.
+
+    Args:
+        losses: what it calls lost, if nothing else is wrong with it.
+    Returns:
+        None if no object has any record of `losses`: the manifest stays as it is.
     """
     end = max(end, await end_of_objects(manifest) - 1) if end else head.end - 1
     found = await survey_log(store, head.log, max(start, head.start), end)
+    if losses is not None and not _takes_back(found, losses):
+        return None
     _check_accepted(head.log, found, accept=accept)
     await manifest.write_anew(
         _with_holes(found),
@@ -221,6 +244,15 @@ async def _rebuild(
         head,
     )
     return found
+
+
+def _takes_back(found: Found, losses: Sequence[Entry]) -> bool:
+    """Whether an object has a record of what a manifest calls lost."""
+    return any(
+        entry.first <= lost.last and lost.first <= entry.last
+        for lost in losses
+        for entry in found.entries
+    )
 
 
 async def _continue_log(

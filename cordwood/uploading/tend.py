@@ -240,9 +240,10 @@ class Tend:
         _tell(f"log {log}", done)
         if done.kept:
             self._said_kept.warning(
-                f"log {log}: the manifest names objects that are gone, and {done.kept} others that "
-                "it does not name have their range: these stay. Was an older copy of it put back? "
-                f"`cordwood tier repair {log}` writes it anew"
+                f"log {log}: the manifest names objects that are gone, or calls records lost, and "
+                f"{done.kept} objects that it does not name have their range: these stay. Was an "
+                f"older copy of it, or a lost object, put back? `cordwood tier repair {log}` "
+                "writes the manifest anew"
             )
 
     async def _collect_shared(self) -> None:

@@ -51,6 +51,7 @@ from cordwood.tier.log_manifest import LogManifest
 from cordwood.tier.object_store import Etag, ObjectStore
 from cordwood.tier.owner import OwnerMark
 from cordwood.tier.patient_store import PatientStore
+from cordwood.tier.presence import Presence
 from cordwood.tier.uploader import LogUploader
 from cordwood.tiered import Entry, Head, is_lost
 from cordwood.uploading import local_drops, tend, upload_role
@@ -395,6 +396,16 @@ def _reads_objects_at_once(
         self._buffer.is_held = is_held
 
 
+def _takes_nothing_back(found: repair.Found, losses: Sequence[Entry]) -> bool:
+    return False
+
+
+async def _covers_no_loss(
+    self: Presence, manifest: LogManifest, head: Head, first: int, last: int
+) -> bool:
+    return False
+
+
 BUGS: tuple[PlantedBug, ...] = (
     PlantedBug("tier-drops-unread", "a node lets go of blocks that no manifest names yet",
                at(LocalDrops._end_of).instead(_takes_uploads_for_granted), scenario=_TIERED),
@@ -448,6 +459,12 @@ BUGS: tuple[PlantedBug, ...] = (
     PlantedBug("tier-tells-old-losses", "a reader tells a loss that was taken back while it waited "
                "behind records", at(ReadStream._is_old).instead(_takes_all_for_new),
                scene="tests/tier/test_told_losses.py"),
+    PlantedBug("tier-refuses-what-is-put-back", "a repair does not name an object that was put back "
+               "after its loss was accepted", at(repair._takes_back).instead(_takes_nothing_back),
+               scene="tests/tier/test_put_back_objects.py"),
+    PlantedBug("tier-collects-what-is-put-back", "the collection deletes an object that was put back "
+               "after its loss was accepted", at(Presence.covers_loss).instead(_covers_no_loss),
+               scene="tests/tier/test_put_back_objects.py"),
     PlantedBug("tier-tells-the-start", "a reader tells a trim by the manifest's start alone",
                at(ReadStream._needs_nodes).instead(
                    lambda self, gap: gap.kind is GapKind.DATA_LOSS),
