@@ -68,6 +68,9 @@ class CachedLog:
         tier: records up to this LSN are in main storage, and this node lets them go; 0 for none.
             It only rises. Trap: these records are not trimmed. Readers find them in objects.
         gone: the higher of the two: up to it nothing is kept here.
+        letting_go: no donor's copy of a block that begins up to here is taken: this node has looked
+            at its copies, found none, and is about to raise its tier point; 0 for none. It is not
+            durable.
         bytes: bytes of headers, envelopes and bodies held here.
         produced: the producers' blocks in epochs that are not clean yet.
         nodesets: the history of nodesets (`layout.nodesets`), and the epoch up to which it is
@@ -76,7 +79,7 @@ class CachedLog:
 
     __slots__ = (
         "_blocks", "_closed", "_held", "_lasts", "append_time_us", "bytes", "clean", "ends",
-        "gone", "heard_s", "lngs", "nodesets", "produced", "released", "tier", "trim",
+        "gone", "heard_s", "letting_go", "lngs", "nodesets", "produced", "released", "tier", "trim",
     )  # fmt: skip
 
     def __init__(self, state: LogState | None = None) -> None:
@@ -99,6 +102,7 @@ class CachedLog:
         self.trim = known.trim
         self.tier = known.tier
         self.gone = max(known.trim, known.tier)
+        self.letting_go = 0
         self.nodesets = known.nodesets
         self.bytes = 0
         self.produced = ProducedIndex(

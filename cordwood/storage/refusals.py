@@ -63,7 +63,12 @@ def refusal_of(
             return StoreRefusal(wave, header.log, Refusal.SEALED, held.ends[epoch].seal)
         # Main storage may have lost the block, and the donor counts on this copy. A trimmed block
         # and an envelope are acknowledged: no copy is wanted.
-        if held is not None and block.body and held.trim < header.last <= held.gone:
+        if (
+            held is not None
+            and block.body
+            and held.trim < header.last
+            and (header.last <= held.gone or header.first <= held.letting_go)
+        ):
             return StoreRefusal(wave, header.log, Refusal.LET_GO)
     elif not engine.seals.admits(header.log, epoch, seal_epoch):
         return StoreRefusal(wave, header.log, Refusal.SEALED, engine.seals.of(header.log))

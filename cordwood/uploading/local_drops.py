@@ -108,6 +108,9 @@ class LocalDrops:
                 # A bad manifest or mark of one log does not stop the other logs.
                 words = f"log {log}: this node keeps what it might let go of: {error}"
                 self._said_of.warning(log, words)
+            # Not after a cancelled pass: the WAL may still raise its tier point.
+            if (cached := self._engine.cache.get(log)) is not None:
+                cached.letting_go = 0
 
     def is_kept(self, log: int, lsn: int) -> bool:
         """See `MainCopies`."""
@@ -276,10 +279,27 @@ class LocalDrops:
         Raises:
             CordwoodError: no node tells the trim point.
         """
-        if lsn > last or not await self._holds(log, lsn, last):
+        if lsn > last or await self._stays_without(log, lsn, last):
             return True
         # This node may have been away when the log was trimmed.
         return await self._ask_trim(log) >= last
+
+    async def _stays_without(self, log: int, first: int, last: int) -> bool:
+        """Whether this node has no record in a range, and takes none before it has let go, or this
+        pass has ended.
+
+        Race: a donor may give this node the only copy of a record meanwhile. It would be
+        acknowledged and then dropped.
+        """
+        held = self._engine.cache.log(log)
+        before, held.letting_go = held.letting_go, max(held.letting_go, last)
+        if not await self._holds(log, first, last):
+            # Order matters: copies that were taken before the note may not have been readable yet.
+            await self._engine.settle_stores()
+            if not await self._holds(log, first, last):
+                return True
+        held.letting_go = before
+        return False
 
     async def _holds(self, log: int, first: int, last: int) -> bool:
         """Whether this node has a record in a range. A damaged copy counts: it may be repaired, and
@@ -305,7 +325,9 @@ class LocalDrops:
         while lsn <= last and (page := await manifest.entries(lsn)):
             for entry in page:
                 is_here = is_lost(entry) and entry.first <= last
-                if is_here and await self._holds(log, max(lsn, entry.first), entry.last):
+                if is_here and not await self._stays_without(
+                    log, max(lsn, entry.first), entry.last
+                ):
                     return entry
             lsn = page[-1].last + 1
         return None

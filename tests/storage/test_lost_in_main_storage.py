@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 from cluster_at_hand import BUCKET, ClusterAtHand, read_all, simulate, until
+from made_blocks import payload
 from rebuild_scene import order
 from test_repairs import ranges, rot
 
-from cordwood.block import Gap, GapKind, Record
+from cordwood.block import Envelope, EnvelopeFlag, Gap, GapKind, Record
 from cordwood.client.store import Store
+from cordwood.layout.block_header import pack_envelope, pack_header
 from cordwood.layout.message_rebuilding import RebuildOrder
 from cordwood.layout.object_names import head_name
+from cordwood.layout.waves import StoreRefusal
 from cordwood.log_attributes import LogAttributes
 from cordwood.nodes import NodeId
 from cordwood.settings import StorageSettings, TierSettings
@@ -136,3 +141,85 @@ def test_a_rotten_copy_that_main_storage_lost_is_mended() -> None:
     run()
     with planted(find_bug("repair-takes-let-go-for-trim")), pytest.raises(AssertionError):
         run()
+
+
+async def a_holder_is_drained_while_others_let_go(cluster: ClusterAtHand) -> None:
+    """The store is slow: nodes find that they have nothing of the range, and wait for it. Meanwhile
+    the only holder of a record gives it to them, and is called empty."""
+    async with cluster.client() as store:
+        attributes = LogAttributes(sticky_copysets=False).over(TIERED)
+        await store.create_log("log", attributes=attributes)
+        for number in range(100):
+            await store.append("log", b"log %d " % number + bytes(400))
+            await asyncio.sleep(0.2)
+        await asyncio.sleep(5)
+        tail = await store.tail("log")
+    names = [name for name in cluster.bucket.names() if name.endswith(".parquet")]
+    host = cluster.client_host()
+    bucket = await cluster.open_objects(host, BUCKET)
+    cluster.bucket.delete(names[len(names) // 2])
+    manifest = LogManifest(bucket, 1, host, "operator")
+    ((first, last),) = (await repair_log(bucket, manifest, 1, accept=True)).holes
+    held = await holders(cluster, first, last)
+    leaving = max(held, key=lambda node: len(held[node]))
+    other = next(node for node in cluster.running if node != leaving)
+    cluster.bucket.faults = replace(cluster.bucket.faults, latency_s=(1.0, 1.0))
+    # Nodes let go at the same time, 60 s after the last record at the earliest.
+    await asyncio.sleep(69.4)
+    assert max(node.engine.gone_of(1) for node in cluster.running.values()) == 0
+    await order(cluster, leaving, RebuildOrder.DRAIN)
+
+    def is_empty() -> bool:
+        entry = cluster.running[other]._rebuild.set.entry(leaving)
+        return entry is not None and entry.is_empty
+
+    await until(is_empty, timeout_s=200)
+    await asyncio.sleep(60)
+    cluster.kill(leaving)
+    await asyncio.sleep(5)
+    async with cluster.client() as store:
+        items = await read_all(store, "log", until=tail)
+    assert losses(items) == []
+    assert len([each for each in items if isinstance(each, Record)]) == 100
+
+
+def test_a_node_that_is_about_to_let_go_takes_no_copies() -> None:
+    """It acknowledged the only copy of a record, and dropped it."""
+    storage = replace(STORAGE, retention_every_s=30)
+
+    def run() -> None:
+        scenario = a_holder_is_drained_while_others_let_go
+        simulate(scenario, nodes=5, copies=1, storage=storage, tier=TIER, seed=2)
+
+    run()
+    with planted(find_bug("tier-lets-go-of-new-copies")), pytest.raises(AssertionError):
+        run()
+
+
+async def a_copy_is_on_its_way(cluster: ClusterAtHand) -> None:
+    """A node takes a donor's copy, and looks for it before the WAL has it."""
+    async with cluster.client() as store:
+        await store.create_log("log", attributes=TIERED)
+        await write(store, 5)
+    held = await holders(cluster, 1 << 32, 2 << 32)
+    lsn = min(min(each) for each in held.values())
+    giver = next(node for node, lsns in held.items() if lsn in lsns)
+    taker = next(n for n in sorted(cluster.running) if lsn not in held.get(n, ()))
+    run = await cluster.running[giver].engine.reader.read(
+        1, lsn, lsn, bytes_max=1 << 20, blocks_max=1
+    )
+    (block,) = run.blocks
+    envelope = Envelope((taker,), block.envelope.wave + 1, 0, 0, EnvelopeFlag.REBUILT)
+    copy = pack_header(block.header) + pack_envelope(envelope) + bytes(block.body)
+    node, settled = cluster.running[taker], list[Sequence[StoreRefusal]]()
+    assert node._tiering is not None
+    node.engine.store(1, payload(copy), settled.append)
+    assert not settled
+    assert not await node._tiering.drops._stays_without(1, lsn, lsn)
+    assert settled == [()]
+
+
+def test_a_node_waits_for_copies_that_it_has_taken() -> None:
+    simulate(a_copy_is_on_its_way, nodes=5, copies=1, storage=STORAGE, tier=TIER)
+    with planted(find_bug("tier-lets-go-of-new-copies")), pytest.raises(AssertionError):
+        simulate(a_copy_is_on_its_way, nodes=5, copies=1, storage=STORAGE, tier=TIER)

@@ -47,6 +47,9 @@ class Engine:
     cache_left: int = 1 << 30
     disk: Space = field(default_factory=Space)
     unflushed_bytes: int = 0
+    trim: int = 0
+    tier: int = 0
+    letting_go: int = 0
 
     @property
     def seals(self) -> SealTable:
@@ -57,7 +60,11 @@ class Engine:
 
     @property
     def cache(self) -> dict[int, CachedLog]:
-        return {LOG: CachedLog(LogState(clean=self.clean, released=make_lsn(self.released, 0)))}
+        released = make_lsn(self.released, 0)
+        state = LogState(clean=self.clean, released=released, trim=self.trim, tier=self.tier)
+        held = CachedLog(state)
+        held.letting_go = self.letting_go
+        return {LOG: held}
 
     def cache_takes(self, size: int, *, by_recovery: bool) -> bool:
         return size <= self.cache_left
@@ -113,6 +120,27 @@ CASES: dict[str, tuple[Engine, StoredBlock, int, bool, tuple[Refusal, int] | Non
     ),
     "a recovery whose epoch is clean": (
         Engine(clean=4, sealed=4), block(seal=4), 4, False, (Refusal.SEALED, 5)
+    ),
+    "a donor after the node let go": (
+        Engine(tier=make_lsn(3, 5)), from_donor(), 0, False, (Refusal.LET_GO, 0)
+    ),
+    "a donor behind what the node let go of": (
+        Engine(tier=make_lsn(3, 4)), from_donor(), 0, False, None
+    ),
+    "a donor while the node lets go": (
+        Engine(letting_go=make_lsn(3, 5)), from_donor(), 0, False, (Refusal.LET_GO, 0)
+    ),
+    "a donor behind what the node lets go of": (
+        Engine(letting_go=make_lsn(3, 4)), from_donor(), 0, False, None
+    ),
+    "a donor of what is trimmed": (
+        Engine(trim=make_lsn(3, 5), letting_go=make_lsn(3, 5)), from_donor(), 0, False, None
+    ),
+    "a donor's envelope while the node lets go": (
+        Engine(letting_go=make_lsn(3, 5)), moved(), 0, False, None
+    ),
+    "a sequencer while the node lets go": (
+        Engine(letting_go=make_lsn(3, 5)), block(), 0, False, None
     ),
     "a donor after the release": (Engine(clean=4, released=5), from_donor(), 0, False, None),
     "a recovery that did not seal here": (Engine(), block(seal=4), 4, False, (Refusal.SEALED, 0)),
