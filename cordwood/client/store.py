@@ -389,7 +389,8 @@ class Store(Stages, PositionCalls, Nodes):
                 if len(logs) == 1:
                     places[logs[0]] = logs[0]
                 else:
-                    found = await self._find_several(logs, create=until != "tail")
+                    create = until != "tail"
+                    found = await self._find_several(logs, create=create, may_remember=True)
                     places.update((log, info.log_id) for log, info in found.items())
                 for log in logs:
                     await made.start(log, start, until)

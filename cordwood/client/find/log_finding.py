@@ -3,7 +3,8 @@
 A name is an address. A remembered name is trusted for a bounded time (`known_logs`), and its next
 use looks it up again. If no node answers within CHECK_NAME_S, the client uses the remembered name
 and keeps asking in the background. So a client that is cut off from the metadata store continues to
-read and append.
+read and append. One node that does not answer is not all nodes: a look-up asks further nodes
+meanwhile.
 
 Source: docs/design.md §7.
 """
@@ -48,6 +49,13 @@ ASK_ONE_S = 5.0
 CHECK_NAME_S = 1.0
 """A caller waits this long for a name that may lead to another log by now; then the remembered log
 is used. It is longer than a node takes while the metadata store answers."""
+
+NODES_ASKED = 3
+"""How many nodes a look-up asks at most at the same time."""
+
+NEXT_NODE_S = CHECK_NAME_S / NODES_ASKED
+"""A node has this long to answer a look-up before another node is asked as well. The first node may
+still answer: with a slow metadata store, each of them takes longer."""
 
 
 class LogFinding(ABC):
@@ -179,7 +187,7 @@ class LogFinding(ABC):
         mark, forgotten = self._known.mark(), self._forgotten
         call = FindLog("", False, int(key)) if isinstance(key, int) else FindLog(key, create)
         try:
-            reply = await self.call_any(call, timeout_s=timeout_s)
+            reply = await self._ask_nodes(call, timeout_s)
         except UnknownLog:
             self._forget(key)
             raise
@@ -190,6 +198,33 @@ class LogFinding(ABC):
         if forgotten != self._forgotten:
             return log_info(reply)
         return self._known.put(key, log_info(reply), mark)
+
+    async def _ask_nodes(self, call: FindLog, timeout_s: float) -> Reply:
+        """The first answer to a look-up. A node that is stopped, cut off, or has no way to the
+        metadata store must not stand for all of them.
+
+        Raises:
+            CordwoodError: as `call_any`.
+        """
+        deadline = self._loop.time() + timeout_s
+        asking: list[asyncio.Task[Reply]] = []
+        try:
+            for left in reversed(range(max(1, min(NODES_ASKED, len(self.peers.up))))):
+                # It takes the node with the fewest calls of ours: none that owes an answer to this.
+                calling = self.call_any(call, timeout_s=deadline - self._loop.time())
+                asking.append(asyncio.ensure_future(calling))
+                answered, _ = await asyncio.wait(
+                    asking,
+                    timeout=NEXT_NODE_S if left else None,
+                    return_when=asyncio.FIRST_COMPLETED,
+                )
+                if answered:
+                    break
+            return await next(task for task in asking if task in answered)
+        finally:
+            for task in asking:
+                task.cancel()
+            await asyncio.gather(*asking, return_exceptions=True)
 
     def note_changes(self, count: int) -> None:
         """Take a node's count of changes to the log tree."""

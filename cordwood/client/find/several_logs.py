@@ -21,25 +21,34 @@ LOOKS = 3
 
 
 async def find_several(
-    finding: LogFinding, logs: Iterable[AnyLog], *, create: bool, timeout_s: float
+    finding: LogFinding,
+    logs: Iterable[AnyLog],
+    *,
+    create: bool,
+    timeout_s: float,
+    may_remember: bool,
 ) -> dict[AnyLog, LogInfo]:
     """The logs of one call, by what the caller calls them.
 
-    Several logs are looked up now. If no node answers within CHECK_NAME_S, the names are taken from
-    memory, as for one log.
+    Names are looked up now; a single name only without `may_remember`.
 
+    Args:
+        may_remember: if no node answers within CHECK_NAME_S, names are taken from memory, as for
+            one log. Without it the call ends: it keeps the logs that it found, or their positions,
+            and it needs the metadata store in any case.
     Raises:
         BadSetting: two names lead to one log, or a name is none.
-        Retryable: two names lead to one log from memory, and no node answered.
+        Retryable: no node answered; with `may_remember`, if two names lead to one log from memory.
         CordwoodError: as `LogFinding.find_log`.
     """
     asked = list(dict.fromkeys(logs))
-    if len(asked) < 2 or not any(isinstance(log, str) for log in asked):
+    is_one = len(asked) < 2 and may_remember
+    if is_one or not any(isinstance(log, str) for log in asked):
         return {
             log: await finding.find_log(log, create=create, timeout_s=timeout_s) for log in asked
         }
     for left in reversed(range(LOOKS)):
-        found, doubt = await _look(finding, asked, create, timeout_s)
+        found, doubt = await _look(finding, asked, create, timeout_s, may_remember)
         clash = clash_of(found)
         if clash is None:
             break
@@ -66,14 +75,20 @@ async def find_now(
 
 
 async def _look(
-    finding: LogFinding, logs: Iterable[AnyLog], create: bool, timeout_s: float
+    finding: LogFinding,
+    logs: Iterable[AnyLog],
+    create: bool,
+    timeout_s: float,
+    may_remember: bool,
 ) -> tuple[dict[AnyLog, LogInfo], Retryable | None]:
     """The logs, and the error of nodes that did not answer; None if all logs are as they are
-    now. Once no node answered, the other logs are taken from memory too."""
+    now. Once no node answered, the other logs are taken from memory too, if they may be."""
     found: dict[AnyLog, LogInfo] = {}
     doubt: Retryable | None = None
     for log in logs:
-        if doubt is None:
+        if not may_remember:
+            found[log] = await finding.find_log(log, create=create, timeout_s=timeout_s, fresh=True)
+        elif doubt is None:
             found[log], doubt = await find_now(finding, log, create=create, timeout_s=timeout_s)
         else:
             found[log] = await finding.find_log(log, create=create, timeout_s=timeout_s)

@@ -50,12 +50,14 @@ class TailCalls:
         return (await find_now(self._cluster, log, create=create, timeout_s=timeout_s))[0]
 
     async def _find_several(
-        self, logs: Iterable[AnyLog], *, create: bool = False
+        self, logs: Iterable[AnyLog], *, create: bool = False, may_remember: bool = False
     ) -> dict[AnyLog, LogInfo]:
         """The logs of one call; see `several_logs.find_several`."""
         self._cluster.check_open()
         timeout_s = self._settings.timeout_s
-        return await find_several(self._cluster, logs, create=create, timeout_s=timeout_s)
+        return await find_several(
+            self._cluster, logs, create=create, timeout_s=timeout_s, may_remember=may_remember
+        )
 
     async def _find_to_append(self, log: AnyLog) -> LogInfo:
         info = await self._find(log, create=True)

@@ -19,6 +19,8 @@ from cordwood.client.find.log_info import AnyLog, LogInfo
 from cordwood.client.find.several_logs import find_several
 from cordwood.client.read.consumer_logs import Ask, ConsumerLogs, Read
 from cordwood.client.read.cursors import Cursors
+from cordwood.layout.message import Reply
+from cordwood.layout.message_logs import FindLog
 from cordwood.lsn import LogId, Lsn
 from cordwood.metadata import change, epoch_store, log_listing, log_rights
 from cordwood.metadata.change import Decide, Known
@@ -140,9 +142,30 @@ async def _claims_last(
 
 
 async def _from_memory(
-    finding: LogFinding, logs: Iterable[AnyLog], *, create: bool, timeout_s: float
+    finding: LogFinding,
+    logs: Iterable[AnyLog],
+    *,
+    create: bool,
+    timeout_s: float,
+    may_remember: bool,
 ) -> dict[AnyLog, LogInfo]:
     return {log: await finding.find_log(log, create=create, timeout_s=timeout_s) for log in logs}
+
+
+async def _of_one_node(self: LogFinding, call: FindLog, timeout_s: float) -> Reply:
+    return await self.call_any(call, timeout_s=timeout_s)
+
+
+async def _remembered(
+    right: Any,
+    finding: LogFinding,
+    logs: Iterable[AnyLog],
+    *,
+    create: bool,
+    timeout_s: float,
+    may_remember: bool,
+) -> Any:
+    return await right(finding, logs, create=create, timeout_s=timeout_s, may_remember=True)
 
 
 BUGS = (
@@ -170,6 +193,13 @@ BUGS = (
                                     "remembered, and another log is left out",
                at(find_several, within=tail_calls).instead(_from_memory),
                scene="tests/client/find/test_several_names.py"),
+    PlantedBug("names-of-one-node", "one node that does not answer stands for all: the client goes "
+                                    "on with a name that moved long ago",
+               at(LogFinding._ask_nodes).instead(_of_one_node),
+               scene="tests/client/find/test_silent_nodes.py"),
+    PlantedBug("consumer-from-memory", "a consumer stays with the log that had its name before",
+               at(find_several, within=tail_calls).around(_remembered),
+               scene="tests/client/find/test_silent_nodes.py"),
     PlantedBug("claims-by-new-name", "a compare-and-set that was not answered moves a position in "
                                      "another log when it is made again",
                at(Cursors._earlier).instead(lambda self, asked: None),
