@@ -357,15 +357,15 @@ class Producer:
 
     def check_led(self, name: str, log: int) -> None:
         """An append by name found its log. If `again` was called for another log, to which the name
-        led before, and nothing was sent there since, these are the records to be sent again: here
-        they could be stored a second time.
+        led before, and nothing was sent there since, or not all of what may be stored there, these
+        are the records to be sent again: here they could be stored a second time.
 
         Raises:
             BadSetting: that is so.
         """
         led = self._lineage.led.setdefault(normalise_name(name), set())
         for before in sorted(led - {log}):
-            if (place := self._own.get(before)) is not None and place.last is None:
+            if (place := self._own.get(before)) is not None and self._owes(before, place):
                 raise BadSetting(
                     f"{name} leads to log {log} now, and {self} was begun again for log {before}, "
                     f"to which {name} led before. This call stored nothing; an earlier one may "
@@ -373,6 +373,11 @@ class Producer:
                     "that log"
                 )
         led.add(log)
+
+    def _owes(self, log: int, place: ProducerPlace) -> bool:
+        """Whether records are to be sent again at a place that `again` made."""
+        doubts = self._lineage.doubts.get(log, set())
+        return place.last is None or any(each.first >= place.answered for each in doubts)
 
     def note_gone(self, log: int) -> None:
         """There is no log of this number: no record can be sent there again."""

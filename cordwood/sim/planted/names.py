@@ -212,6 +212,10 @@ BUGS = (
                                   "are stored twice",
                at(Producer.check_led).instead(lambda self, name, log: None),
                scene="tests/client/append/test_producer_renamed.py"),
+    PlantedBug("again-first-only", "the second of two calls to be sent again goes to another log that "
+                                   "took the name, and is stored twice",
+               at(Producer._owes).instead(lambda self, log, place: place.last is None),
+               scene="tests/client/append/test_producer_renamed.py"),
     PlantedBug("name-taken-blindly", "an old name is removed without checking the log's present "
                                      "name",
                at(LogEntries.remove_name).instead(_takes_blindly),

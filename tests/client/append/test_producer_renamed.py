@@ -71,6 +71,44 @@ def test_a_repeat_by_a_name_that_moved_is_refused(is_planted: bool) -> None:
         simulate(scenario, copies=3)
 
 
+@pytest.mark.parametrize("is_planted", [False, True])
+def test_each_of_several_calls_is_refused_by_a_name_that_moved(is_planted: bool) -> None:
+    """After the first call was sent by number, the second was stored in both logs."""
+
+    async def scenario(cluster: ClusterAtHand) -> None:
+        async with cluster.client(timeout_s=3.0) as store, cluster.client() as operator:
+            await store.append("payments", b"0")
+            log = (await store.log("payments")).log_id
+            producer = Producer(10)
+            place = producer.next_sequence(log)
+            nodes = [cluster.machine(cluster.sequencer_of(log)).name]
+            cluster.simulation.network.cut(nodes, ["client-1"])
+            appending = []
+            for value in (b"1", b"2"):
+                append = store.append("payments", value, producer=producer)
+                appending.append(asyncio.create_task(append))
+                await asyncio.sleep(0.2)
+            await operator.log_tree.rename("payments", "old")
+            await operator.create_log("payments")
+            await asyncio.sleep(7)
+            cluster.simulation.network.mend_all()
+            ended = await asyncio.gather(*appending, return_exceptions=True)
+            assert all(isinstance(each, (Retryable, OutcomeUnknown)) for each in ended)
+            producer = producer.again(log, place)
+            for value in (b"1", b"2"):
+                with pytest.raises(BadSetting, match="Send them again by the number"):
+                    await store.append("payments", value, producer=producer)
+                await store.append(log, value, producer=producer)
+            await store.append("payments", b"3", producer=producer)
+            assert await values(operator, "old") == [b"0", b"1", b"2"]
+            assert await values(operator, "payments") == [b"3"]
+
+    bug = planted(find_bug("again-first-only")) if is_planted else nullcontext()
+    failure = pytest.raises(pytest.fail.Exception) if is_planted else nullcontext()
+    with bug, failure:
+        simulate(scenario, copies=3)
+
+
 @as_scenario(simulate)
 async def test_a_producer_begun_again_goes_on_in_its_other_logs(cluster: ClusterAtHand) -> None:
     async with cluster.client() as store:
