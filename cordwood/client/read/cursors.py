@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import logging
 import operator
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -27,6 +28,9 @@ from cordwood.layout.message_consumers import (
     SaveCursors,
 )
 from cordwood.lsn import ESN_MAX, OLDEST, Lsn, format_lsn
+from cordwood.protocol.consumer_group import MARKS_MAX
+
+logger = logging.getLogger(__name__)
 
 RESETS_MAX = 16
 """Tries of a reset. A try fails if a member saves between its read and its write; members save
@@ -35,6 +39,9 @@ every few seconds."""
 UNANSWERED_MAX = 256
 """The number of compare-and-sets without an answer that a store remembers, to recognise their
 repeats."""
+
+CLAIM_MARKS_MAX = MARKS_MAX
+"""Equal compare-and-sets without an answer whose marks a store remembers; as many as a node."""
 
 ByLog = Mapping[str, int] | Mapping[int, int]
 """LSNs by the names of logs, or by their numbers."""
@@ -78,13 +85,14 @@ class Unanswered:
             position of the consumer: the same call is a new claim then.
         logs: where these led. The same call means the same logs when it is made again, although a
             name may lead to another log by then.
-        mark: by which the nodes recognise it.
+        marks: by which the nodes recognise it. Equal calls at the same time have a mark each, and
+            at most one of these calls was done.
     """
 
     consumer: str
     asked: bytes
     logs: dict[AnyLog, LogInfo]
-    mark: str
+    marks: tuple[str, ...]
 
 
 class Cursors:
@@ -271,20 +279,32 @@ class Cursors:
         """Save with a mark. A call that was not answered may be done; made again, it has the same
         mark."""
         claim = msgspec.json.encode(replace(call, resets={}), order="sorted")
-        mark = self._mark_of(claim)
+        marks = self._marks_of(claim)
         try:
-            return await self._save(replace(call, mark=mark))
+            return await self._save_with(call, marks)
         except (Retryable, asyncio.CancelledError):
-            self._unanswered[claim] = Unanswered(call.consumer, asked, infos, mark)
+            # An equal call may have ended meanwhile, without an answer either.
+            others = self._unanswered.pop(claim, None)
+            marks = (*(others.marks if others is not None else ()), *marks)[-CLAIM_MARKS_MAX:]
+            self._unanswered[claim] = Unanswered(call.consumer, asked, infos, marks)
             while len(self._unanswered) > UNANSWERED_MAX:
                 self._unanswered.pop(next(iter(self._unanswered)))
             raise
 
-    def _mark_of(self, claim: bytes) -> str:
-        """The mark for a compare-and-set. It is the mark of an earlier, equal call without an
-        answer. Of two equal calls at the same time, at most one gets that mark."""
+    async def _save_with(self, call: SaveCursors, marks: Sequence[str]) -> ConsumerReply:
+        """Save with the first of these marks that is not refused."""
+        for mark in marks[:-1]:
+            try:
+                return await self._save(replace(call, mark=mark))
+            except Fenced as error:
+                logger.debug("%s was not claimed by the call %s: %s", call.consumer, mark, error)
+        return await self._save(replace(call, mark=marks[-1]))
+
+    def _marks_of(self, claim: bytes) -> tuple[str, ...]:
+        """The marks for a compare-and-set: those of earlier, equal calls without an answer. Of two
+        equal calls at the same time, at most one gets these marks."""
         earlier = self._unanswered.pop(claim, None)
-        return self._new_mark() if earlier is None else earlier.mark
+        return (self._new_mark(),) if earlier is None else earlier.marks
 
     async def _resets(self, consumer: str, logs: Iterable[str]) -> dict[str, int]:
         """The number of resets by log: a late save does not undo a newer reset."""

@@ -358,7 +358,7 @@ BUGS = (
                scene="tests/client/read/test_consumer.py"),
     PlantedBug("claims-begin-anew", "a compare-and-set that was not answered is another one when "
                "it is made again, and is refused",
-               at(Cursors._mark_of).instead(lambda self, claim: self._new_mark()),
+               at(Cursors._marks_of).instead(lambda self, claim: (self._new_mark(),)),
                scene="tests/client/read/test_consumer.py"),
     PlantedBug("calls-unmarked", "a node does not recognise the second try of a call",
                at(Cluster.new_mark).instead(lambda self: ""),

@@ -208,6 +208,11 @@ BUGS = (
                                   "had the name before: two callers win it",
                at(Cursors._told).instead(lambda self, consumer: None),
                scene="tests/client/read/test_claims_renamed.py"),
+    PlantedBug("claims-last-mark", "of two equal claims without an answer, a store remembers one, and "
+                                   "nobody has the records of the other",
+               at(Cursors._save_with).around(
+                   lambda right, self, call, marks: right(self, call, marks[-1:])),
+               scene="tests/client/read/test_claims_renamed.py"),
     PlantedBug("again-elsewhere", "records are sent again to another log that took the name, and "
                                   "are stored twice",
                at(Producer.check_led).instead(lambda self, name, log: None),

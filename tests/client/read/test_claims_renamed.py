@@ -8,7 +8,8 @@ from contextlib import nullcontext
 import pytest
 from cluster_at_hand import ClusterAtHand, simulate
 
-from cordwood.errors import Fenced, Retryable
+from cordwood.errors import Fenced, Retryable, Unreachable
+from cordwood.layout.message_consumers import ConsumerReply, SaveCursors
 from cordwood.sim.planted import find_bug, planted
 
 
@@ -50,6 +51,44 @@ def test_a_claim_goes_to_its_log_when_it_is_made_again(is_planted: bool, is_stor
             assert kept == {str(old): last + 1, str(new): last + 1}
 
     bug = planted(find_bug("claims-by-new-name")) if is_planted else nullcontext()
+    with bug, pytest.raises(AssertionError) if is_planted else nullcontext():
+        simulate(scenario)
+
+
+@pytest.mark.parametrize("is_planted", [False, True])
+@pytest.mark.parametrize("done", [0, 1])
+def test_one_of_two_equal_claims_has_the_records(done: int, *, is_planted: bool) -> None:
+    """The store remembered the mark of the claim that ended last. If the other one was done, both
+    were refused when they were made again."""
+
+    async def scenario(cluster: ClusterAtHand) -> None:
+        async with cluster.client() as store:
+            first, second = await store.append("tasks", b"1"), await store.append("tasks", b"2")
+            await store.cursors.save("c", {"tasks": first})
+            right = store.cursors._save
+            calls: list[SaveCursors] = []
+
+            async def unanswered(call: SaveCursors) -> ConsumerReply:
+                number = len(calls)
+                calls.append(call)
+                if number == done:
+                    await right(call)
+                await asyncio.sleep(1 if number == done else 2)
+                raise Unreachable("the answer was lost")
+
+            async def claim_twice() -> list[object]:
+                save = store.cursors.save
+                claims = (save("c", {"tasks": second}, {"tasks": first}) for _ in range(2))
+                return list(await asyncio.gather(*claims, return_exceptions=True))
+
+            store.cursors._save = unanswered  # type: ignore[method-assign]
+            assert {*map(type, await claim_twice())} == {Unreachable}
+            assert len({call.mark for call in calls}) == 2
+            store.cursors._save = right  # type: ignore[method-assign]
+            ended = await claim_twice()
+            assert sorted(type(each).__name__ for each in ended) == ["Fenced", "dict"]
+
+    bug = planted(find_bug("claims-last-mark")) if is_planted else nullcontext()
     with bug, pytest.raises(AssertionError) if is_planted else nullcontext():
         simulate(scenario)
 
