@@ -2,7 +2,7 @@
 
 A remembered name may lead to the log that had it some seconds ago. If one call names several logs,
 two of the names could lead to one log, and the call would leave another log out. So the names of
-one call are looked up when it is made.
+one call are looked up when it is made, until two looks agree.
 
 Source: docs/design.md §7.
 """
@@ -16,8 +16,10 @@ from cordwood.client.find.log_info import AnyLog, LogInfo
 from cordwood.errors import BadSetting, Retryable
 from cordwood.layout.log_names import normalise_name
 
-LOOKS = 3
-"""Looks at names of which two lead to one log: a log may be renamed between two look-ups."""
+LOOKS = 4
+"""Looks at the names of one call. Names are looked up one after another, and logs may be renamed in
+between: the looks would mix two moments, and leave out the log that had one of these names. Two
+equal looks in a row tell where all names led at one moment between them."""
 
 
 async def find_several(
@@ -38,7 +40,8 @@ async def find_several(
             and it needs the metadata store in any case.
     Raises:
         BadSetting: two names lead to one log, or a name is none.
-        Retryable: no node answered; with `may_remember`, if two names lead to one log from memory.
+        Retryable: logs are renamed all the time, or no node answered; with `may_remember`, only if
+            two names lead to one log from memory.
         CordwoodError: as `LogFinding.find_log`.
     """
     asked = list(dict.fromkeys(logs))
@@ -47,16 +50,29 @@ async def find_several(
         return {
             log: await finding.find_log(log, create=create, timeout_s=timeout_s) for log in asked
         }
+    before: dict[AnyLog, int] | None = None
     for left in reversed(range(LOOKS)):
         found, doubt = await _look(finding, asked, create, timeout_s, may_remember)
         clash = clash_of(found)
-        if clash is None:
+        led: dict[AnyLog, int] = {log: info.log_id for log, info in found.items()}
+        if clash is None and (doubt is not None or len(asked) < 2 or led == before):
             break
-        if doubt is not None:
+        if clash is not None and doubt is not None:
             raise doubt
         if not left:
-            raise one_log(*clash)
+            raise one_log(*clash) if clash is not None else _moving(led, before or {})
+        before = led
     return found
+
+
+def _moving(led: Mapping[AnyLog, int], before: Mapping[AnyLog, int]) -> Retryable:
+    moved = [
+        f"{log} led to log {before[log]} and then to log {number}"
+        for log, number in led.items()
+        if before.get(log, number) != number
+    ]
+    why = "; ".join(moved) or "two of them led to one log"
+    return Retryable(f"logs were renamed while their names were looked up ({why}): call again")
 
 
 async def find_now(

@@ -16,7 +16,7 @@ from cordwood.client.find import tail_calls
 from cordwood.client.find.known_logs import KnownLogs
 from cordwood.client.find.log_finding import LogFinding
 from cordwood.client.find.log_info import AnyLog, LogInfo
-from cordwood.client.find.several_logs import find_several
+from cordwood.client.find.several_logs import find_now, find_several
 from cordwood.client.read.consumer_logs import Ask, ConsumerLogs, Read
 from cordwood.client.read.cursors import Cursors
 from cordwood.layout.message import Reply
@@ -168,6 +168,19 @@ async def _remembered(
     return await right(finding, logs, create=create, timeout_s=timeout_s, may_remember=True)
 
 
+async def _of_one_look(
+    finding: LogFinding,
+    logs: Iterable[AnyLog],
+    *,
+    create: bool,
+    timeout_s: float,
+    may_remember: bool,
+) -> dict[AnyLog, LogInfo]:
+    return {
+        log: (await find_now(finding, log, create=create, timeout_s=timeout_s))[0] for log in logs
+    }
+
+
 BUGS = (
     PlantedBug("tokens-unasked", "a sequencer takes appends of clients without the log's token",
                at(LogAppender.enqueue).around(_tokens_unasked),
@@ -200,6 +213,10 @@ BUGS = (
     PlantedBug("consumer-from-memory", "a consumer stays with the log that had its name before",
                at(find_several, within=tail_calls).around(_remembered),
                scene="tests/client/find/test_silent_nodes.py"),
+    PlantedBug("names-of-two-moments", "logs are renamed while the names of a call are looked up, and a "
+                                       "log that had one of them all the time is left out",
+               at(find_several, within=tail_calls).instead(_of_one_look),
+               scene="tests/client/find/test_several_names.py"),
     PlantedBug("claims-by-new-name", "a compare-and-set that was not answered moves a position in "
                                      "another log when it is made again",
                at(Cursors._earlier).instead(lambda self, asked: None),

@@ -178,6 +178,59 @@ async def test_a_log_that_is_renamed_between_two_look_ups_is_looked_up_again(
                 await opening
 
 
+@pytest.mark.parametrize("is_planted", [False, True])
+@pytest.mark.parametrize("what", ["consumer", "reader"])
+def test_no_log_is_left_out_if_logs_are_rotated_between_two_look_ups(
+    what: str, *, is_planted: bool
+) -> None:
+    """The log of the second day had one of the names all the time, and was not read."""
+
+    async def scenario(cluster: ClusterAtHand) -> None:
+        async with cluster.client() as store, cluster.client() as operator:
+            await operator.append("orders-1", b"day 1")
+            await operator.append("orders", b"day 2")
+            right, tree = store._cluster.find_log, operator.log_tree
+            is_rotated = False
+
+            async def find_log(log, **options) -> LogInfo:
+                nonlocal is_rotated
+                if log == "orders" and not is_rotated:
+                    is_rotated = True
+                    await tree.rename("orders-1", "orders-2")
+                    await tree.rename("orders", "orders-1")
+                    await operator.create_log("orders")
+                    await operator.append("orders", b"day 3")
+                return await right(log, **options)
+
+            store._cluster.find_log = find_log  # type: ignore[method-assign]
+            names = "orders-1", "orders"
+            opening = store.consumer("c", *names) if what == "consumer" else store.reader(*names)
+            async with await opening as reading:
+                assert await all_of(reading) == {"orders-1": [b"day 2"], "orders": [b"day 3"]}
+
+    bug = planted(find_bug("names-of-two-moments")) if is_planted else nullcontext()
+    with bug, pytest.raises(AssertionError) if is_planted else nullcontext():
+        simulate(scenario)
+
+
+@as_scenario(simulate)
+async def test_names_that_move_all_the_time_are_refused(cluster: ClusterAtHand) -> None:
+    async with cluster.client() as store, cluster.client() as operator:
+        await operator.append("a", b"1")
+        await operator.append("b", b"2")
+        right, tree = store._cluster.find_log, operator.log_tree
+
+        async def find_log(log, **options) -> LogInfo:
+            if log == "a":
+                await tree.rename("a", f"a-{asyncio.get_running_loop().time()}")
+                await operator.create_log("a")
+            return await right(log, **options)
+
+        store._cluster.find_log = find_log  # type: ignore[method-assign]
+        with pytest.raises(Retryable, match=r"a led to log \d+ and then to log \d+\): call again"):
+            await store.consumer("c", "a", "b")
+
+
 @as_scenario(simulate)
 async def test_a_reader_takes_names_from_memory_while_no_node_can_look_them_up(
     cluster: ClusterAtHand,
