@@ -33,7 +33,14 @@ from typing import Any, NamedTuple
 
 from cordwood.block import Buffer
 from cordwood.client.append.record_check import Headers
-from cordwood.errors import BadSetting, CordwoodError, Misplaced, OutcomeUnknown, OutOfSequence
+from cordwood.errors import (
+    BadSetting,
+    CordwoodError,
+    Misplaced,
+    OutcomeUnknown,
+    OutOfSequence,
+    UnknownLog,
+)
 from cordwood.host.forked_child import process_number
 from cordwood.layout.log_names import normalise_name
 from cordwood.lsn import EVENT_LOG
@@ -409,6 +416,8 @@ class Producer:
             yield call
         except BaseException as error:
             call.failed(error)
+            if isinstance(error, UnknownLog):
+                self.note_gone(log)
             raise
         finally:
             place.calls -= 1

@@ -109,6 +109,34 @@ def test_each_of_several_calls_is_refused_by_a_name_that_moved(is_planted: bool)
         simulate(scenario, copies=3)
 
 
+@as_scenario(simulate, copies=3)
+async def test_a_refusal_ends_when_a_sequencer_says_that_the_log_is_gone(
+    cluster: ClusterAtHand,
+) -> None:
+    """The client knew the number from memory, so no look-up told that the log was deleted."""
+    async with cluster.client(timeout_s=3.0) as store, cluster.client() as operator:
+        await store.append("payments", b"0")
+        log = (await store.log("payments")).log_id
+        producer = Producer(10)
+        place = producer.next_sequence(log)
+        nodes = [cluster.machine(cluster.sequencer_of(log)).name]
+        cluster.simulation.network.cut(nodes, ["client-1"])
+        with pytest.raises((Retryable, OutcomeUnknown)):
+            await store.append("payments", b"1", producer=producer)
+        cluster.simulation.network.mend_all()
+        await operator.log_tree.delete("payments")
+        await operator.create_log("payments")
+        producer = producer.again(log, place)
+        await asyncio.sleep(1)
+        await store.log("payments")
+        with pytest.raises(BadSetting, match="Send them again by the number"):
+            await store.append("payments", b"1", producer=producer)
+        with pytest.raises(UnknownLog, match=f"log {log} was deleted"):
+            await store.append(log, b"1", producer=producer)
+        await store.append("payments", b"1", producer=producer)
+        assert await values(operator, "payments") == [b"1"]
+
+
 @as_scenario(simulate)
 async def test_a_producer_begun_again_goes_on_in_its_other_logs(cluster: ClusterAtHand) -> None:
     async with cluster.client() as store:
