@@ -11,6 +11,7 @@ import asyncio
 import dataclasses
 import logging
 import operator
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -195,9 +196,11 @@ class Cursors:
         # A key that is no number is no log of this version's: nobody can look it up.
         held = {each for each in (*group.positions, *group.owners) if each.isdecimal()}
         asked: Sequence[AnyLog] = logs or sorted(map(int, held))
-        behind = await self._lags(group, asked, self._find)
+        # From memory, a name may lead to the log of another of them.
+        find = self._find_now if len(logs) > 1 else self._find
+        behind = await self._lags(group, asked, find)
         if len(behind) < len(asked):
-            # From memory, two may have one name, or lead to one log.
+            # Two may have one name, or lead to one log.
             behind = await self._lags(group, asked, self._find_now)
         return dict(sorted(behind.items())) if not logs else behind
 
@@ -236,7 +239,8 @@ class Cursors:
             reset: also move positions back, and while members read the logs. They begin again from
                 there.
         Returns:
-            All positions of this consumer: the given logs by name, others by number, in digits.
+            All positions of this consumer: the given logs by name, others by number, in digits. So
+            are given logs of which the client remembers the same name.
         Raises:
             BadSetting: two of the names lead to one log, or a log has two positions.
             Fenced: a member reads one of the logs, or a position is not the expected one, or was
@@ -267,6 +271,9 @@ class Cursors:
                 reply = await self._save(call)
         self._told(consumer)
         names = {str(info.log_id): info.name for info in infos.values()}
+        # Numbers are not looked up, and one of two logs may have the name that the other one had.
+        taken = Counter(names.values())
+        names = {log: name for log, name in names.items() if taken[name] == 1}
         return {names.get(log, log): Lsn(lsn) for log, lsn in reply.positions.items()}
 
     def _earlier(self, asked: bytes) -> Unanswered | None:

@@ -132,6 +132,36 @@ async def test_a_lag_is_told_of_each_log(cluster: ClusterAtHand) -> None:
 
 
 @as_scenario(simulate)
+async def test_a_lag_of_several_names_is_told_of_the_logs_that_have_them(
+    cluster: ClusterAtHand,
+) -> None:
+    """Each of two logs that changed names was told the lag of the other one."""
+    async with cluster.client() as store, cluster.client() as operator:
+        for name, count in (("a", 1), ("b", 6)):
+            for _ in range(count):
+                await store.append(name, b"0")
+        for name, new in (("a", "c"), ("b", "a"), ("c", "b")):
+            await operator.log_tree.rename(name, new)
+        told = await store.cursors.lag("c", "a", "b")
+        assert {name: getattr(lag, "records", lag) for name, lag in told.items()} == {
+            "/a": 6, "/b": 1,
+        }  # fmt: skip
+
+
+@as_scenario(simulate)
+async def test_a_save_by_numbers_tells_each_position(cluster: ClusterAtHand) -> None:
+    """A position was not told if two logs had one name in the client's memory."""
+    async with cluster.client() as store, cluster.client() as operator:
+        at = [await store.append(name, b"0") for name in ("a", "b")]
+        one, two = [(await store.log(name)).log_id for name in ("a", "b")]
+        await operator.log_tree.rename("a", "z")
+        await operator.log_tree.rename("b", "a")
+        await store.log(two)
+        told = await store.cursors.save("c", {one: at[0], two: at[1]})
+        assert told == {str(one): at[0], str(two): at[1]}
+
+
+@as_scenario(simulate)
 async def test_a_log_has_one_position_in_a_call(cluster: ClusterAtHand) -> None:
     async with cluster.client() as store:
         last = await store.append("a", b"0")
