@@ -249,7 +249,8 @@ class Cursors:
             Retryable: the cluster did not answer; it may be saved, and may be saved again: by
                 number, if the logs may be renamed. With `expected`, the same call of this store
                 says then whether the position was moved by the first one, in the same logs. If
-                this store has told of positions of the consumer since, the same call is a new one.
+                this store has told of positions of the consumer since, to any caller (as `lag`
+                does), the same call is a new one, in the logs to which the names lead then.
         """
         asked = msgspec.json.encode([consumer, _given(positions), _given(expected or {}), reset])
         earlier = self._earlier(asked)
