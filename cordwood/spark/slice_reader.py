@@ -118,9 +118,8 @@ def _runs_of(
                         start = kept[-1].last + 1
                         yield kept
                     if len(kept) < len(run):
-                        # Main storage lost the range, and a node may still have it, so nodes
-                        # decide.
-                        why = "main storage lost records there"
+                        # A node may still have the range, so nodes decide.
+                        why = "main storage does not have the records there"
                         break
         except CordwoodError as error:
             why = str(error)
@@ -132,7 +131,12 @@ def _runs_of(
 
 
 def _is_kept(taken: Taken) -> bool:
-    return not (isinstance(taken, Gap) and taken.kind is GapKind.DATA_LOSS)
+    """Whether main storage decides about this range.
+
+    Trap: after a repair with too high a first LSN, a manifest begins above the trim point. Nodes
+    know the trim point.
+    """
+    return not (isinstance(taken, Gap) and taken.kind in (GapKind.DATA_LOSS, GapKind.TRIM))
 
 
 def _runs(reader: BlockingReader, read: Slice) -> Iterator[Sequence[Taken]]:

@@ -122,12 +122,17 @@ def test_a_damaged_object_is_read_from_nodes_from_there_on(tmp_path: Path) -> No
 def lose_an_object(directory: Path, number: int) -> None:
     """Delete it and the manifest; the operator accepts the loss."""
     sorted(directory.rglob("*.parquet"))[number].unlink()
+    repair_without_manifest(directory)
+
+
+def repair_without_manifest(directory: Path, start: int = 0) -> None:
     next(directory.rglob("head")).unlink()
 
     async def repair() -> None:
         async with real_host() as host:
             store = await open_object_store(host, str(directory))
-            await repair_log(store, LogManifest(store, LOG, host, "test"), LOG, accept=True)
+            manifest = LogManifest(store, LOG, host, "test")
+            await repair_log(store, manifest, LOG, start=start, accept=True)
             await store.close()
 
     asyncio.run(repair())
@@ -156,9 +161,54 @@ def test_what_main_storage_lost_nodes_may_have(tmp_path: Path) -> None:
 
 
 def test_a_loss_of_objects_that_is_believed_shows(tmp_path: Path) -> None:
-    bug, _ = OBJECT_BUGS
+    bug, *_ = OBJECT_BUGS
     with planted(bug), pytest.raises(DataLoss, match="DATA_LOSS"):
         nodes_have_what_main_storage_lost(tmp_path)
+
+
+def records_before_a_start_that_is_too_high(tmp_path: Path) -> bool:
+    """A repair was given too high a first LSN. One node let go of all, another keeps the records
+    before it, and no node tells a trim."""
+    with cordwood.connect(tmp_path / "cluster") as store:
+        name = [store.create_log(f"/orders-{n}").name for n in range(LOG)][-1]
+        assert store.log(name).log_id == LOG
+        first = int(store.append_many(name, [b"%d" % n for n in range(COUNT)])[0])
+        made = Made(LOG, "/orders", first)
+        for at in (0, 20, 40):
+            body = encode_body([b"%d" % n for n in range(at, at + 20)], timestamps_us=NOW_US)
+            made.block(body)
+        address = upload(made, tmp_path / "history")
+        repair_without_manifest(tmp_path / "history", first + 20)
+        told = Tiered(address, Lsn(first + COUNT - 1), 0, store.extent(name).trim)
+        # The second range is what `scan_logs` leaves to the source.
+        for count in (COUNT, 20):
+            whole = Slice(LOG, name, first, first + count)
+            ((*marked,),) = mark_objects([(whole,)], {LOG: told})
+            assert all(each.objects for each in marked)
+            wanted = [b"%d" % n for n in range(count)]
+            if values(lambda: store, *marked, fails=False) != wanted:
+                return False
+            assert values(lambda: store, *marked) == wanted
+            columns = ["lsn", "record_type", "gap_type", "gap_end_lsn"]
+            rows = [
+                row
+                for batch in read_slices(
+                    lambda: store, marked, columns, fail_on_data_loss=True, with_gaps=True
+                )
+                for row in batch["record_type"].to_pylist()
+            ]
+            assert rows == ["record"] * count, "stats count these"
+        return True
+
+
+def test_nodes_decide_what_is_before_a_manifest(tmp_path: Path) -> None:
+    assert records_before_a_start_that_is_too_high(tmp_path)
+
+
+def test_a_start_of_a_manifest_that_is_believed_shows(tmp_path: Path) -> None:
+    *_, bug = OBJECT_BUGS
+    with planted(bug):
+        assert not records_before_a_start_that_is_too_high(tmp_path)
 
 
 def trimmed_records_are_left_out(tmp_path: Path) -> bool:
@@ -189,28 +239,38 @@ def test_trimmed_records_are_not_read_from_objects(tmp_path: Path) -> None:
 
 
 def test_trimmed_records_that_are_read_show(tmp_path: Path) -> None:
-    _, bug = OBJECT_BUGS
+    _, bug, _ = OBJECT_BUGS
     with planted(bug):
         assert not trimmed_records_are_left_out(tmp_path)
 
 
-def test_a_loss_that_main_storage_tells_fails_the_task(tmp_path: Path) -> None:
-    made = history()
-    address = upload(made, tmp_path / "history")
+def test_a_trim_after_the_plan_fails_the_task(tmp_path: Path) -> None:
+    """Main storage and the nodes tell of it."""
+    with cordwood.connect(tmp_path / "cluster") as store:
+        name = [store.create_log(f"/orders-{n}").name for n in range(LOG)][-1]
+        assert store.log(name).log_id == LOG
+        first = int(store.append_many(name, [b"%d" % n for n in range(COUNT)])[0])
+        made = Made(LOG, "/orders", first)
+        for at in (0, 20, 40):
+            body = encode_body([b"%d" % n for n in range(at, at + 20)], timestamps_us=NOW_US)
+            made.block(body)
+        address = upload(made, tmp_path / "history")
 
-    async def trim() -> None:
-        async with real_host() as host:
-            store = await open_object_store(host, address)
-            manifest = LogManifest(store, LOG, host, "test")
-            await manifest.load()
-            await manifest.trim(made.first + 30)
-            await store.close()
+        async def trim() -> None:
+            async with real_host() as host:
+                objects = await open_object_store(host, address)
+                manifest = LogManifest(objects, LOG, host, "test")
+                await manifest.load()
+                await manifest.trim(first + 30)
+                await objects.close()
 
-    asyncio.run(trim())
-    asked = Slice(LOG, "/orders", made.first, made.next, address)
-    with pytest.raises(DataLoss, match="TRIM"):
-        values(nobody, asked)
-    assert values(nobody, asked, fails=False) == [b"%d" % n for n in range(28, 60)]
+        asyncio.run(trim())
+        store.trim(name, Lsn(first + 29))
+        asked = Slice(LOG, name, first, first + COUNT, address)
+        with pytest.raises(DataLoss, match="TRIM"):
+            values(lambda: store, asked)
+        wanted = [b"%d" % n for n in range(30, COUNT)]
+        assert values(lambda: store, asked, fails=False) == wanted
 
 
 def test_a_store_of_another_cluster_gives_nothing(tmp_path: Path) -> None:

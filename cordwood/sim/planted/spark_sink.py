@@ -16,6 +16,7 @@ from typing import Any
 
 from pyspark.sql.datasource import WriterCommitMessage
 
+from cordwood.block import GapKind
 from cordwood.client.blocking.blocking_store import BlockingStore
 from cordwood.client.publish import publishing
 from cordwood.client.values import StagedRef, Tiered
@@ -173,6 +174,10 @@ def _keeps_all(taken: Any) -> bool:
     return True
 
 
+def _keeps_trims(right: Any, taken: Any) -> bool:
+    return right(taken) or taken.kind is GapKind.TRIM
+
+
 BUGS = (
     PlantedBug(
         "sink-keyed-by-run",
@@ -323,5 +328,12 @@ OBJECT_BUGS = (
         "A task reads records from objects that were trimmed, and that objects still have.",
         at(splitting._marked).around(_knows_no_trim),
     ),
+    PlantedBug(
+        "start-of-manifest-believed",
+        "A task that reads objects takes what lies before the manifest's start for trimmed, though "
+        "no node tells a trim and one has the records.",
+        at(slice_reader._is_kept).around(_keeps_trims),
+    ),
 )
-"""Bugs that show when an object of main storage is lost, or has what was trimmed."""
+"""Bugs that show when an object of main storage is lost, or has what was trimmed, or a manifest
+begins too late."""
