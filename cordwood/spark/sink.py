@@ -16,7 +16,7 @@ Source: docs/sources/spark.md §2 (traps 9, 10, 12), §8.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 from uuid import uuid4
@@ -209,23 +209,36 @@ class CordwoodWriter(_Writer, DataSourceArrowWriter):
         """Publish what tasks staged.
 
         Raises:
+            BadSetting: see `check_logs`.
             Rejected, UnknownLog: see `staged_name`.
             CordwoodError: as `delivery.publish`.
         """
         if self._options.delivery != EXACTLY_ONCE:
             return
         if self._done is not None:
-            self.check_logs(self._done, messages)
+            logs = {log for each in messages if isinstance(each, Written) for log in each.logs}
+            self.check_logs(self._done, logs)
             return
         refs = staged_refs(messages)
         if self._options.app:
             name = self.staged_name(messages)
             if name is not None:
-                _publish(self._store(), name, self._batch, refs, way_out=SEVERAL_VERSIONS)
+                self._publish_version(name, refs)
         elif refs:
             from cordwood.spark.delivery import publish_in_parts
 
             publish_in_parts(self._store(), self._query, refs)
+
+    def _publish_version(self, name: str, refs: Sequence[StagedRef]) -> None:
+        told = _publish(self._store(), name, self._batch, refs, way_out=SEVERAL_VERSIONS)
+        if not told.is_repeat:
+            return
+        # Trap: the version was committed when this write began, and not yet in its logs: the
+        # driver that committed it died in its publish. So it was not known then. A lower version
+        # has no spans.
+        done = told if told.spans else self._published_in(name)
+        if done is not None:
+            self.check_logs(done, {ref.log for ref in refs})
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
         """Release the blocks that tasks staged; appended records stay."""
@@ -292,14 +305,16 @@ class CordwoodWriter(_Writer, DataSourceArrowWriter):
         last = self._store().published(name)
         return last if last is not None and last.batch >= self._batch else None
 
-    def check_logs(self, done: Published, messages: Sequence[WriterCommitMessage | None]) -> None:
+    def check_logs(self, done: Published, logs: Iterable[str]) -> None:
         """Refuse a version with rows for logs that it was not written to before.
 
+        Args:
+            done: the last version that was written.
+            logs: the logs of the rows that come now, by name.
         Raises:
             BadSetting: nothing was written.
         """
-        logs = {log for each in messages if isinstance(each, Written) for log in each.logs}
-        others = sorted(logs - set(done.spans)) if done.batch == self._batch else []
+        others = sorted({*logs} - set(done.spans)) if done.batch == self._batch else []
         if others:
             raise BadSetting(
                 f"version {self._batch} of {self._options.app!r} was written into "
@@ -441,12 +456,12 @@ def _publish(
     refs: Sequence[StagedRef],
     fingerprint: str = "",
     way_out: str = SMALLER_BATCHES,
-) -> None:
+) -> Published:
     """As `delivery.publish`, with error texts for the user of the query."""
     from cordwood.spark.delivery import publish
 
     try:
-        publish(store, query, batch, refs, fingerprint=fingerprint)
+        return publish(store, query, batch, refs, fingerprint=fingerprint)
     except RecordTooLarge as error:
         raise RecordTooLarge(
             f"batch {batch} is more than can be published in one step: {error}. Nothing of it was "

@@ -106,9 +106,9 @@ def _notes_appends_elsewhere(
     refs: Sequence[StagedRef],
     fingerprint: str = "",
     way_out: str = "",
-) -> None:
+) -> Any:
     name = f"{query} appends" if fingerprint.startswith(APPENDED) else query
-    right(store, name, batch, refs, fingerprint, way_out)
+    return right(store, name, batch, refs, fingerprint, way_out)
 
 
 def _the_first_of_its_id(right: Any, location: str, query: str, name: str = "") -> Any:
@@ -144,6 +144,12 @@ def _as_it_is_spelled(right: Any, text: object) -> str:
 
 def _for_all_logs(right: Any, self: CordwoodWriter, log: int) -> Any:
     return self._query
+
+
+def _believes_a_repeat(
+    right: Any, self: CordwoodWriter, name: str, refs: Sequence[StagedRef]
+) -> None:
+    sink._publish(self._store(), name, self._batch, refs)
 
 
 def _by_the_name_now(
@@ -295,6 +301,12 @@ SCENE_BUGS = (
         "other-logs-skipped",
         "A version that was written into one log is skipped for rows of another.",
         at(CordwoodWriter.check_logs).around(_no_word),
+    ),
+    PlantedBug(
+        "undone-version-skipped",
+        "A version that a dead driver committed, and that was not in its logs yet, is skipped for "
+        "rows of other logs.",
+        at(CordwoodWriter._publish_version).around(_believes_a_repeat),
     ),
     PlantedBug(
         "version-in-any-mode",

@@ -10,10 +10,12 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 from engine import VALUE
+from swaps import swap
 
 from cordwood.block import Record
 from cordwood.client.blocking.blocking_store import BlockingStore
-from cordwood.errors import BadSetting, OutOfSequence, Rejected
+from cordwood.client.publish.publishing import Published, Publisher
+from cordwood.errors import BadSetting, Fenced, OutOfSequence, Rejected
 from cordwood.sim.planted.bug import planted
 from cordwood.sim.planted.spark_sink import SCENE_BUGS
 from cordwood.spark.delivery import stage_all
@@ -166,6 +168,37 @@ def one_version_for_logs_of_the_column(store: BlockingStore, log: str, _) -> boo
     return False
 
 
+def undone_version_for_logs_of_the_column(store: BlockingStore, log: str, _) -> bool:
+    """The first driver dies after its commit, and before the publish is done. The next writes
+    begin while the version is not in its log."""
+
+    def begun(version: str, name: str) -> tuple[CordwoodWriter, Written]:
+        options = {SERVERS: "h:1", "txnAppId": log, "txnVersion": version}
+        writer = CordwoodWriter(parse_sink_options(options))
+        return writer, writer.write(iter([rows(0, 10, log=[name] * 10)]))
+
+    async def dies(*_: object, **__: object) -> Published:
+        raise Fenced("the driver dies here")
+
+    other = f"{log}-bad"
+    writer, message = begun("7", log)
+    with pytest.MonkeyPatch.context() as patch:
+        swap(patch, Publisher.finish_batch, dies, within=Publisher)
+        with pytest.raises(Fenced, match="dies here"):
+            writer.commit([message])
+    again, lower, late = begun("7", log), begun("6", other), begun("7", other)
+    try:
+        late[0].commit([late[1]])
+    except BadSetting as error:
+        refused = str(error)
+    else:
+        return False
+    for writer, message in (again, lower):
+        writer.commit([message])
+    expected = f"was written into {log}, and these rows are for {other}"
+    return expected in refused and values(store, log) == list(range(10))
+
+
 def version_in_another_mode(store: BlockingStore, log: str, _) -> bool:
     source = {SERVERS: "h:1", "log": log, "txnAppId": log, "txnVersion": "7"}
     store.create_log(log)
@@ -230,6 +263,7 @@ SCENES = {
     "version-by-name-at-commit": renamed_before_its_commit,
     "tasks-go-by-name": name_that_moves_after_the_driver,
     "other-logs-skipped": one_version_for_logs_of_the_column,
+    "undone-version-skipped": undone_version_for_logs_of_the_column,
     "version-in-any-mode": version_in_another_mode,
     "checkpoint-by-id-alone": copy_beside_the_checkpoint,
     "ledger-cut-by-its-end": ledger_cut_again,
