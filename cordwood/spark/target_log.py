@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from cordwood.client.blocking.blocking_store import BlockingStore
 
 
-def known_number(store: BlockingStore, log: str) -> int | None:
-    """The number that a name leads to now; None if there is no such log."""
+def known_number(store: BlockingStore, log: str | int) -> int | None:
+    """The number of the log that has this name or number now; None if there is no such log."""
     try:
         return int(store.log(log).log_id)
     except UnknownLog:

@@ -210,7 +210,8 @@ def target_number(note: Path, sink: Mapping[str, str], known: int | None = None)
     would say that all of them are there.
 
     Args:
-        known: its number until now; None to look at the note.
+        known: its number until now in this run, which goes on in it if it was renamed; None to
+            look at the note.
     Returns:
         None if records name their logs themselves.
     Raises:
@@ -227,6 +228,8 @@ def target_number(note: Path, sink: Mapping[str, str], known: int | None = None)
     if before is None and found.get(LOG_NUMBER) is not None:
         before = count_of(note, found, LOG_NUMBER)
     store = shared_store(options.servers, options.request_timeout_s)
+    if known is not None and known_number(store, known) is not None:
+        return known
     if str(found.get("cluster", store.cluster_id)) != store.cluster_id or (
         found and text_of(note, found, "log") != _named(options.log)
     ):

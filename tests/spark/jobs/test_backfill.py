@@ -267,6 +267,41 @@ def test_a_target_that_was_made_again_is_refused(
         replay(None, source, sink, checkpoint)
 
 
+def test_a_backfill_goes_on_in_a_log_that_is_renamed_amid_it(
+    cluster: LiveCluster,
+    store: BlockingStore,
+    log: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+):
+    """It ended after the step, though the manual said that only the next run is refused."""
+    table, back = tmp_path / "table", f"{log}-back"
+    table.mkdir()
+    for number in range(3):
+        pq.write_table(pa.table({"value": [b"%d" % number]}), table / f"{number}.parquet")
+    sink, written = {SERVERS: cluster.url, "log": back[1:]}, []
+
+    def write(_spark: None, _table: Path, files: list[Path], into: dict[str, str], _: bool) -> int:
+        written.append(into["logId"])
+        store.append(int(into["logId"]), pq.read_table(files[0])["value"][0].as_py())
+        if len(written) == 1:
+            store.log_tree.rename(back, f"{back}-renamed")
+            store.create_log(back)
+        return 1
+
+    swap(monkeypatch, job._write_step, write)
+
+    def run_once() -> int:
+        return backfill(None, str(table), sink, str(tmp_path / "notes"), step_bytes=1).records
+
+    assert run_once() == 3
+    assert len(set(written)) == 1
+    assert list(appended(store, f"{back}-renamed").values()) == [b"0", b"1", b"2"]
+    assert list(appended(store, back).values()) == []
+    with pytest.raises(BadSetting, match=r"into log \d+, and /.* is log \d+: .* its name again"):
+        run_once()
+
+
 @pytest.mark.parametrize("is_there", [False, True])
 def test_a_log_that_is_read_takes_no_copies(
     cluster: LiveCluster, store: BlockingStore, log: str, tmp_path: Path, is_there: bool
