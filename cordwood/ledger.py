@@ -315,6 +315,22 @@ def is_only_repaired(before: LedgerMetadata, after: LedgerMetadata) -> bool:
     return firsts[0] == firsts[1] and same == before
 
 
+def has_last_nodes(before: LedgerMetadata, after: LedgerMetadata, lac: int) -> bool:
+    """Whether the newest entries of a writer are where it wrote them, so that it may close.
+
+    Args:
+        before: as its writer knows it.
+        lac: the writer's.
+    """
+    mine, found = before.newest, after.newest
+    if found == mine:
+        return True
+    # A recovery that cannot end wrote down that entries up to a LAC are settled. It named no other
+    # nodes for entries above.
+    is_settled = after.state is LedgerState.IN_RECOVERY and found.nodes == mine.nodes
+    return is_settled and mine.first <= found.first <= lac + 1
+
+
 def _may_tier(before: LedgerMetadata, after: LedgerMetadata) -> bool:
     """Whether the field about main storage may change in this way."""
     was, now = before.tier, after.tier

@@ -34,6 +34,7 @@ from cordwood.ledger import (
     LedgerState,
     Versioned,
     fragments_max,
+    has_last_nodes,
     is_only_repaired,
 )
 from cordwood.protocol.ledger_effects import FATAL as FATAL
@@ -496,21 +497,11 @@ class LedgerWriter:
                 self._held = held
                 return self._finish()
             return self._end(End.CLOSED_BY_OTHER)
-        if not self._has_my_newest(found):
+        if not has_last_nodes(self._held.metadata, found, self.lac):
             return self._end(End.FENCED)
         # A recovery that has begun takes over the end that it finds, so the writer may set it: it
         # acknowledges nothing any more.
         return self._write_close(held)
-
-    def _has_my_newest(self, found: LedgerMetadata) -> bool:
-        """Whether the last nodes are this writer's, also for its last acknowledged entries."""
-        mine = self._held.metadata.newest
-        if found.newest == mine:
-            return True
-        # A recovery that cannot end wrote down that entries up to a LAC are settled. It named no
-        # other nodes for entries above.
-        is_settled = found.state is LedgerState.IN_RECOVERY and found.newest.nodes == mine.nodes
-        return is_settled and mine.first <= found.newest.first <= self.lac + 1
 
     # The end.
 

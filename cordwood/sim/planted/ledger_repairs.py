@@ -21,7 +21,7 @@ from cordwood.client.ledgers.ledger_repair import LedgerRepair, write_copies
 from cordwood.client.ledgers.ledgers import Ledgers
 from cordwood.client.ledgers.readable_ledger import ReadableLedger
 from cordwood.client.ledgers.stray_copies import is_stray, stray_copies, stray_entries
-from cordwood.ledger import LedgerMetadata, LedgerState, Striping, Versioned
+from cordwood.ledger import LedgerMetadata, LedgerState, Striping, Versioned, has_last_nodes
 from cordwood.metadata import ledger_marks
 from cordwood.metadata.ledger_marks import LedgerMarks, _key
 from cordwood.metadata.ledgers import LedgerMetadataStore
@@ -29,6 +29,7 @@ from cordwood.protocol import ledger_autorecovery as rule
 from cordwood.protocol import ledger_check as check_rule
 from cordwood.protocol import ledger_recovery as recovery_rule
 from cordwood.protocol import ledger_repair as repair_rule
+from cordwood.protocol import ledger_writer
 from cordwood.protocol.ledger_autorecovery import Mark, Step
 from cordwood.protocol.ledger_check import Copy
 from cordwood.protocol.ledger_fills import Fills, Look, Seen, back_in_place
@@ -317,8 +318,8 @@ BUGS = (
                at(Fills.look).around(_sees_no_more_settled), scene=STUCK),
     PlantedBug("ledger-close-shut-out-by-settling",
                "a recovery that cannot end takes from the writer the end that only the writer knows",
-               at(LedgerWriter._has_my_newest).instead(
-                   lambda self, found: found.newest == self._held.metadata.newest), scene=STUCK),
+               at(has_last_nodes, within=ledger_writer).instead(
+                   lambda before, after, lac: after.newest == before.newest), scene=STUCK),
     _scene("misses-others", "the mark of a node goes although another repair named it meanwhile",
            at(repair_rule.is_finished).instead(lambda before, after, filled, is_lost: True)),
     _scene("forgets-fences", "a writer that a member's loss has shut out counts as going on",
