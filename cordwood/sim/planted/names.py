@@ -68,6 +68,10 @@ def _opened_by_name(right: Any, self: LogFinding, log: AnyLog, **options: Any) -
     return right(self, log if known is None else known.name, **options)
 
 
+def _never_fresh(right: Any, self: LogFinding, log: AnyLog, **options: Any) -> Any:
+    return right(self, log, **{**options, "fresh": False})
+
+
 async def _any_version(
     right: Any,
     store: MetadataStore,
@@ -200,7 +204,8 @@ BUGS = (
     PlantedBug("second-by-name", "a trim looks its log up a second time by name",
                at(Positions.opened).instead(_second_by_name), scene="tests/test_trim.py"),
     PlantedBug("cached-number-kept", "a client believes a name for as long as it runs",
-               together(at(KnownLogs.has_changed).instead(lambda self, log: False),
+               together(at(LogFinding.find_log).around(_never_fresh),
+                        at(KnownLogs.has_changed).instead(lambda self, log: False),
                         at(KnownLogs.is_old).instead(lambda self, log: False)), scenario=scenarios.NAMES),
     PlantedBug("names-from-memory", "two names of one call lead to one log, because one of them is "
                                     "remembered, and another log is left out",
