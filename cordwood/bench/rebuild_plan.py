@@ -117,7 +117,7 @@ async def _plan(directory: str, logs: int) -> tuple[float, float, int, int]:
             members = {NodeId(n): Member(NodeId(n), "", _rack(n)) for n in range(1, NODES + 1)}
             # As on a node: the pace of a donor begins low, until a look finds no other work.
             pace = DonorPace(float(settings.rebuild_bytes_s), engine.waits)
-            look = DonorLook(ME, engine, lambda: members, pace, _NothingKept, _no_answer)
+            look = DonorLook(ME, engine, lambda: members, pace, _NoMainStorage, _no_answer)
             donors = tuple(sorted(members.keys() - {LOST}))
             lost = RebuildingSet(1, 1, (LostNode(LOST, 1, donors=donors),))
             now = Pass(lost, Losses.of(lost))
@@ -133,10 +133,13 @@ async def _plan(directory: str, logs: int) -> tuple[float, float, int, int]:
             await tables.close()
 
 
-class _NothingKept:
+class _NoMainStorage:
     """No log is in main storage."""
 
-    def is_kept(self, log: int, lsn: int) -> bool:
+    async def refresh(self) -> None:
+        pass
+
+    def may_have(self, log: int) -> bool:
         return False
 
     async def lacks(self, log: int, first: int, last: int) -> tuple[tuple[int, int], ...]:

@@ -66,6 +66,8 @@ class Losses:
         awaited: of `gone`, nodes that are let in again, empty, once the donors have given all.
         giving: nodes that have blocks to give, for a lost node or a rebalance. No other node looks
             at its blocks.
+        past: logs in which another member has let go of blocks that this node holds, or trimmed
+            them.
         unsure: nodes that lost records and go on: they may lack what envelopes say they have.
         lacking: of these, the nodes that lack the block at hand, as they say themselves.
         shares: what nodes give to emptier ones, see `protocol.rebalance_plan`.
@@ -81,6 +83,7 @@ class Losses:
     shares: tuple[Transfer, ...] = ()
     awaited: frozenset[int] = frozenset()
     giving: frozenset[int] = frozenset()
+    past: Set[int] = frozenset()
 
     @classmethod
     def of(cls, rebuilding: RebuildingSet) -> Losses:
@@ -142,10 +145,20 @@ class Losses:
                 return each == node and node not in lacks
         return False
 
-    def doubting(self, block: Held, is_kept: bool) -> Losses:
-        """The losses with doubts about all members of a block's copyset, if main storage lost the
-        block and its holders keep it: a member may have let go of it before it was lost."""
-        return replace(self, unsure=self.unsure | {*block.copyset}) if is_kept else self
+    def doubting(self, block: Held, is_past: bool) -> Losses:
+        """The losses with doubts about all members of a block's copyset, if one of them may have
+        let go of the block (`is_past`): main storage may have lost it since."""
+        return replace(self, unsure=self.unsure | {*block.copyset}) if is_past else self
+
+    def in_doubt(self, block: Held, me: int) -> tuple[int, ...]:
+        """The members before `me` that would give the block, and that let go of it perhaps; none if
+        `me` gives it anyway, or does not have it."""
+        if not self.missing(block) or self.may_give(block, me):
+            return ()
+        if not self.doubting(block, is_past=True).may_give(block, me):
+            return ()
+        lacks, at = self.lacks(block), block.copyset.index(me)
+        return tuple(node for node in block.copyset[:at] if node not in lacks)
 
     def doubts(self, block: Held, me: int) -> frozenset[int]:
         """Members to ask whether they have the block."""

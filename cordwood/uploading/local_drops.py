@@ -73,8 +73,6 @@ class LocalDrops:
         self._ask_trim = ask_trim
         self._said = SaidOnce(logger)
         self._said_of = SaidOfEach(logger)
-        # By log: from where on this node keeps what it has, because main storage lost it.
-        self._kept: dict[int, int] = {}
         self._copies = MainLooks(logs, objects, ask_trim)
 
     async def run(self) -> None:
@@ -112,9 +110,24 @@ class LocalDrops:
             if (cached := self._engine.cache.get(log)) is not None:
                 cached.letting_go = 0
 
-    def is_kept(self, log: int, lsn: int) -> bool:
+    async def refresh(self) -> None:
         """See `MainCopies`."""
-        return log in self._kept and self._kept[log] <= lsn
+        if not self._objects.address:
+            return
+        try:
+            await self._logs.refresh()
+        except CordwoodError as error:
+            logger.info("which logs are in main storage is not read: %s", error)
+
+    def may_have(self, log: int) -> bool:
+        """See `MainCopies`. A log with `tier=off` by now may have been in main storage: this node
+        knows it if it let go of some of it."""
+        if not self._objects.address:
+            return False
+        if log in self._logs.tiered or log not in self._logs.all:
+            return True
+        held = self._engine.cache.get(log)
+        return held is not None and held.tier > 0
 
     async def lacks(self, log: int, first: int, last: int) -> Sequence[tuple[int, int]]:
         """See `MainCopies`."""
@@ -212,7 +225,6 @@ class LocalDrops:
                     "node keeps its records from there on, until the object is put back, or "
                     f"`cordwood tier repair {log}` finds the records in other objects",
                 )
-                self._kept[log] = min(missing.first, self._kept.get(log, missing.first))
                 through = self._would_drop(log, parts, policy, missing.first)
             if gone < through <= readable:
                 logger.info("log %d: this node drops its copies up to %d", log, through)
@@ -257,12 +269,9 @@ class LocalDrops:
                 f"them, until it is (`cordwood logs trim`). Was {format_lsn(head.start)} given to "
                 "`cordwood tier repair --start`?",
             )
-            self._kept[log] = gone + 1
             return gone + 1
         if lost is None:
-            self._kept.pop(log, None)
             return head.end
-        self._kept[log] = lost.first
         self._said_of.warning(
             log,
             f"log {log}: main storage lost {format_lsn(lost.first)} to {format_lsn(lost.last)}, "

@@ -187,6 +187,20 @@ class TestNodesThatLostRecords:
         assert self.UNSURE.doubts(held("1 2 3"), 1) == set()
         assert self.UNSURE.doubts(held("2 3 4"), 2) == set()
 
+    def test_a_member_before_another_may_have_let_go_of_the_block(self):
+        """Node 3 is lost; nobody is unsure."""
+        known = losses("3")
+        assert known.in_doubt(held("1 2 3"), 2) == (1,)
+        assert known.in_doubt(held("3 1 4 2"), 2) == (1, 4)
+        # It gives the block anyway, does not have it, or nobody has to give it.
+        assert known.in_doubt(held("1 2 3"), 1) == ()
+        assert known.in_doubt(held("3 2 1"), 2) == ()
+        assert known.in_doubt(held("1 2 3"), 3) == ()
+        assert known.in_doubt(held("1 2 3"), 5) == ()
+        assert known.in_doubt(held("1 2 4"), 2) == ()
+        assert losses("2d").in_doubt(held("1 2"), 2) == (1,)
+        assert losses("1d").in_doubt(held("1 2"), 2) == (1,)
+
     def test_one_that_lacks_it_is_replaced_like_a_lost_one_and_may_take_it_again(self):
         block = held("1 2 3")
         assert self.LACKS.donor(block) == 2

@@ -22,6 +22,7 @@ from cordwood.log_attributes import LogAttributes
 from cordwood.nodes import NodeId
 from cordwood.settings import StorageSettings, TierSettings
 from cordwood.sim.holdings import held_blocks, is_set_aside
+from cordwood.sim.object_store import BucketFaults
 from cordwood.sim.planted import find_bug, planted
 from cordwood.tier.log_manifest import LogManifest
 from cordwood.tier.repair import repair_log
@@ -223,3 +224,88 @@ def test_a_node_waits_for_copies_that_it_has_taken() -> None:
     simulate(a_copy_is_on_its_way, nodes=5, copies=1, storage=STORAGE, tier=TIER)
     with planted(find_bug("tier-lets-go-of-new-copies")), pytest.raises(AssertionError):
         simulate(a_copy_is_on_its_way, nodes=5, copies=1, storage=STORAGE, tier=TIER)
+
+
+async def a_holder_is_back(cluster: ClusterAtHand, *, is_accepted: bool) -> tuple[NodeId, int]:
+    """A node was down while the member before it let go of a range that main storage lost since. It
+    is back, and alone has copies of it; its first local drop is 30 s away.
+
+    Args:
+        is_accepted: the manifest says that the range is lost. Otherwise it names the object.
+    """
+    async with cluster.client() as store:
+        await store.create_log("log", attributes=TIERED)
+        await write(store, 40)
+        tail = await store.tail("log")
+    blocks = await held_blocks(cluster.running[NodeId(3)].engine, 1)
+    copysets = [tuple(each.envelope.copyset) for each in blocks]
+    assert set(copysets) == {(6, 3)}
+    await asyncio.sleep(1)
+    cluster.kill(NodeId(3))
+    async with cluster.client() as store:
+        await write(store, 30)
+    await asyncio.sleep(200)
+    assert cluster.running[NodeId(6)].engine.gone_of(1)
+    host = cluster.client_host()
+    bucket = await cluster.open_objects(host, BUCKET)
+    names = [name for name in cluster.bucket.names() if name.endswith(".parquet")]
+    cluster.bucket.delete(names[1])
+    if is_accepted:
+        cluster.bucket.delete(head_name(1))
+        await repair_log(bucket, LogManifest(bucket, 1, host, "operator"), 1, accept=True)
+    await cluster.start(NodeId(3))
+    await asyncio.sleep(0.5)
+    assert cluster.running[NodeId(3)].engine.gone_of(1) == 0
+    return NodeId(3), tail
+
+
+@pytest.mark.parametrize("is_accepted", [True, False])
+def test_a_node_that_is_drained_before_its_first_local_drop_gives_what_main_storage_lost(
+    *, is_accepted: bool
+) -> None:
+    """It took the member before it for the donor, which had nothing: the only copies were gone."""
+
+    async def scene(cluster: ClusterAtHand) -> None:
+        leaving, tail = await a_holder_is_back(cluster, is_accepted=is_accepted)
+        await order(cluster, leaving, RebuildOrder.DRAIN)
+        role = cluster.running[NodeId(6)]._rebuild
+        await until(lambda: (entry := role.set.entry(leaving)) is not None and entry.is_empty)
+        await cluster.stop(leaving)
+        host = cluster.client_host()
+        bucket = await cluster.open_objects(host, BUCKET)
+        if not is_accepted:  # a reader wants the object back
+            await repair_log(bucket, LogManifest(bucket, 1, host, "operator"), 1, accept=True)
+        await asyncio.sleep(5)
+        async with cluster.client() as store:
+            items = await read_all(store, "log", until=tail)
+        assert losses(items) == []
+        assert sum(isinstance(each, Record) for each in items) == 40
+
+    def run() -> None:
+        storage = replace(STORAGE, retention_every_s=30)
+        simulate(scene, nodes=6, copies=2, storage=storage, tier=TIER, seed=1)
+
+    run()
+    if is_accepted:
+        with planted(find_bug("rebuild-trusts-the-first")), pytest.raises(AssertionError):
+            run()
+
+
+def test_a_drain_waits_for_main_storage_that_does_not_answer_and_says_so(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """The member before the drained node let go: only main storage knows whether it has that."""
+
+    async def scene(cluster: ClusterAtHand) -> None:
+        leaving, _ = await a_holder_is_back(cluster, is_accepted=True)
+        cluster.bucket.faults = BucketFaults(latency_s=(1000.0, 1000.0))
+        await order(cluster, leaving, RebuildOrder.DRAIN)
+        role = cluster.running[leaving]._rebuild
+        await asyncio.sleep(200)
+        assert "rebuilding waits: log 1: main storage does not say what it has" in caplog.text
+        assert not role.set.entry(leaving).is_empty
+        cluster.bucket.faults = BucketFaults()
+        await until(lambda: role.set.entry(leaving).is_empty, timeout_s=200)
+
+    storage = replace(STORAGE, retention_every_s=30)
+    simulate(scene, nodes=6, copies=2, storage=storage, tier=TIER, seed=1)

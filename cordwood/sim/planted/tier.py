@@ -45,6 +45,8 @@ from cordwood.storage.engine import StorageEngine
 from cordwood.storage.log_cache import CachedLog
 from cordwood.storage.logs_db.partition import Part as Reading
 from cordwood.storage.push.read_streams import ReadStreams
+from cordwood.storage.rebuild.donor_look import DonorLook
+from cordwood.storage.rebuild.donor_pass import Doubted, Pass
 from cordwood.tier import history, repair
 from cordwood.tier.history import HistorySpans, _Step
 from cordwood.tier.log_manifest import LogManifest
@@ -66,6 +68,10 @@ from cordwood.uploading.upload_role import UploadRole
 
 async def _lacks_nothing(self: MainLooks, log: int, first: int, last: int) -> tuple[()]:
     return ()
+
+
+async def _trusts_the_first(self: DonorLook, doubted: Doubted, now: Pass) -> bool:
+    return False
 
 
 async def _nothing_untiered(self: Tend, found: list[int], connect: Any) -> None:
@@ -529,6 +535,9 @@ BUGS: tuple[PlantedBug, ...] = (
                scene="tests/tier/test_tier_history.py"),
     PlantedBug("rebuild-believes-let-go", "a donor takes a block for one in main storage because "
                                           "another node let go of it", at(MainLooks.lacks).instead(_lacks_nothing),
+               scene="tests/storage/test_lost_in_main_storage.py"),
+    PlantedBug("rebuild-trusts-the-first", "a donor leaves a block to a member before it, which let "
+                                           "go of it", at(DonorLook._is_past).instead(_trusts_the_first),
                scene="tests/storage/test_lost_in_main_storage.py"),
 )  # fmt: skip
 """Every bug of main storage."""

@@ -2,13 +2,19 @@
 
 Logs with few blocks are read together, see `logs_db.heads_read`.
 
-Source: docs/protocol/rebuilding.md ("Donors").
+A member that comes first in a copyset may have let go of a block because main storage had it, and
+main storage may have lost it since. So the look asks the members before this node, for each log
+that may be in main storage.
+
+Source: docs/protocol/rebuilding.md ("Donors"), rule 9.
 """
 
 from __future__ import annotations
 
+import asyncio
 import functools
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 
 from cordwood.block import EnvelopeFlag
 from cordwood.layout.scrub_rows import DamagedRange
@@ -24,7 +30,7 @@ from cordwood.storage.log_cache import CachedLog
 from cordwood.storage.logs_db.partition import Part
 from cordwood.storage.rebuild.copy_questions import held_of
 from cordwood.storage.rebuild.donor_pace import DonorPace
-from cordwood.storage.rebuild.donor_pass import LogWork, Pass
+from cordwood.storage.rebuild.donor_pass import Doubted, LogWork, Pass
 from cordwood.storage.rebuild.epoch_nodesets import EpochNodesets, told_nodesets
 from cordwood.storage.rebuild.main_copies import FindMain
 from cordwood.storage.scrub.rotten_heads import rotten_heads
@@ -35,6 +41,9 @@ STEP_BYTES = 1 << 20
 
 TURN_BLOCKS = 64
 """Number of heads and logs that are looked at before other tasks get a turn: some 4 ms."""
+
+DOUBTS_TOGETHER = 16
+"""Number of logs in doubt whose members are asked side by side."""
 
 Ask = Callable[[int, Sequence[Held]], Awaitable[Sequence[Word] | None]]
 
@@ -69,26 +78,62 @@ class DonorLook:
 
     async def look_at_all(self, now: Pass, is_old: Callable[[], bool]) -> None:
         """The blocks to move in all logs."""
+        await self._main().refresh()
         reader, since_turn = self._engine.reader, 0
+        past: set[int] = set()
+        now.losses = replace(now.losses, past=past)  # it grows with the look
         for logs in reader.batches(sorted(self._engine.cache.logs)):
             heads = await reader.heads(logs) if len(logs) > 1 else {}
+            in_doubt: list[tuple[LogWork, Doubted]] = []
             for log in logs:
                 if is_old():
                     return
                 blocks = heads.get(log)
                 if blocks is None:
-                    await self._look_at(log, now)
+                    await self._look_at(log, now, past)
                     continue
-                self._note_found(log, self._found(log, blocks, now), now)
+                found, doubted = self._found(log, blocks, now)
+                if doubted.lowest:
+                    in_doubt.append((found, doubted))
+                else:
+                    self._note_found(log, found, now)
                 since_turn += 1 + len(blocks)
                 if since_turn >= TURN_BLOCKS:
                     await self._pace.breathe(since_turn)
                     since_turn = 0
+            for at in range(0, len(in_doubt), DOUBTS_TOGETHER):
+                if is_old():
+                    return
+                some = in_doubt[at : at + DOUBTS_TOGETHER]
+                await asyncio.gather(*(self._resolve(*each, now, past) for each in some))
 
-    async def _look_at(self, log: int, now: Pass) -> None:
+    async def _resolve(self, found: LogWork, doubted: Doubted, now: Pass, past: set[int]) -> None:
+        """Note the work in a log: the blocks in doubt too, if a member let go of some of them."""
+        if await self._is_past(doubted, now):
+            past.add(found.log)
+            found.add(doubted.work)
+        self._note_found(found.log, found, now)
+
+    async def _is_past(self, doubted: Doubted, now: Pass) -> bool:
+        """Whether a member before this node let go of blocks in doubt. A member that does not
+        answer is waited for: the next pass asks it again."""
+        members = self._members()
+        for node, held in sorted(doubted.lowest.items()):
+            # Trap: an old envelope may name a node that was emptied and removed since.
+            if members and node not in members:
+                continue
+            words = await self._ask(node, [held])
+            if words is None:
+                now.report.waits.add(node)
+            # Trap: a trim hides whether the node let go of what follows.
+            elif any(word.has in (Has.LET_GO, Has.TRIMMED) for word in words):
+                return True
+        return False
+
+    async def _look_at(self, log: int, now: Pass, past: set[int]) -> None:
         """The blocks to move in a log that is read by itself."""
         held = self._engine.cache.log(log)
-        found = LogWork(log, 0)
+        found, doubted = LogWork(log, 0), Doubted(LogWork(log, 0))
         unread = self.unmended(log)
         rotten: list[tuple[int, int]] = []
         at = held.trim + 1
@@ -97,20 +142,24 @@ class DonorLook:
                 log, at, LSN_MAX, _head, bytes_max=STEP_BYTES, blocks_max=STEP_BLOCKS
             )
             rotten += run.damaged
-            found.add(self._found(log, run.blocks, now))
+            here = self._found(log, run.blocks, now)
+            found.add(here[0])
+            doubted.add(here[1])
             at = run.next
             # Reads from the cache do not pause: give other tasks a turn here.
             await self._pace.breathe(len(run.blocks))
-        self._note_found(log, found, now)
+        await self._resolve(found, doubted, now, past)
         if log not in self.deleted and rotten:
             epochs = told_nodesets(self._engine, log, self._members())
             if await self.waits_for_rot(log, unread, rotten, now, epochs):
                 now.rotten.append(log)
                 now.report.trouble = f"log {log}: copies have rotted here"
 
-    def _found(self, log: int, blocks: Iterable[StoredBlock], now: Pass) -> LogWork:
-        """The work in some blocks of a log."""
+    def _found(self, log: int, blocks: Iterable[StoredBlock], now: Pass) -> tuple[LogWork, Doubted]:
+        """The work in some blocks of a log, and the blocks in doubt."""
         held, found = self._engine.cache.log(log), LogWork(log, 0)
+        doubted = Doubted(LogWork(log, 0))
+        may_be_past = self._main().may_have(log)
 
         @functools.cache
         def epochs() -> EpochNodesets:
@@ -119,20 +168,30 @@ class DonorLook:
         for block in blocks:
             now.noted += bool(block.envelope.flags & EnvelopeFlag.MOVING)
             is_mine = self.is_mine(block, now.losses, epochs)
+            if may_be_past and not is_mine and self._doubt(block, now.losses, doubted):
+                _add(doubted.work, block, is_settled(held, block))
             if not is_mine and not self.gives_away(block, now, epochs):
                 continue
             if is_mine and now.losses.awaited:
                 now.short_of |= self._short_of(block, now.losses, epochs())
             # Trap: recovery may still drop the block, or make a hole of it. A copy that was moved
             # before would come back later.
-            if not is_settled(held, block):
-                # A rebalance leaves it where it is.
-                found.is_unsettled = found.is_unsettled or is_mine
-                continue
-            found.first = found.first or block.header.first
-            found.blocks += 1
-            found.bytes += block.header.stored_bytes
-        return found
+            if is_mine or is_settled(held, block):  # otherwise a rebalance leaves it where it is
+                _add(found, block, is_settled(held, block))
+        return found, doubted
+
+    def _doubt(self, block: StoredBlock, losses: Losses, doubted: Doubted) -> bool:
+        """Whether a block is this node's to move if a member before it let go of it; notes these
+        members."""
+        if block.envelope.flags & EnvelopeFlag.DRAINED:
+            return False
+        held = held_of(block)
+        before = losses.in_doubt(held, self._me)
+        for node in before:
+            lowest = doubted.lowest.setdefault(node, held)
+            if held.last < lowest.last:
+                doubted.lowest[node] = held
+        return bool(before)
 
     def _note_found(self, log: int, found: LogWork, now: Pass) -> None:
         if found.is_unsettled and log not in self.deleted:
@@ -184,6 +243,11 @@ class DonorLook:
                 if best.envelope.precedence < head.envelope.precedence:
                     latest[place] = head
             mine = [head for head in latest.values() if self.is_mine(head, losses, lambda: epochs)]
+            if self._main().may_have(log):
+                doubted = Doubted(LogWork(log, 0))
+                some = [head for head in latest.values() if self._doubt(head, losses, doubted)]
+                if await self._is_past(doubted, now):
+                    mine += some
             if mine and not await self._are_last(mine, now.rebuilding):
                 return True
             now.is_uncertain = now.is_uncertain or bool(mine)
@@ -228,8 +292,8 @@ class DonorLook:
         if flags & EnvelopeFlag.MOVING:
             return True
         held = held_of(block)
-        is_kept = self._main().is_kept(held.log, held.last)
-        if losses.missing(held) and losses.doubting(held, is_kept).may_give(held, self._me):
+        is_past = held.log in losses.past
+        if losses.missing(held) and losses.doubting(held, is_past).may_give(held, self._me):
             return True
         return self._is_short(block, losses, epochs)
 
@@ -290,6 +354,16 @@ class DonorLook:
             return True
         told = told_nodesets(self._engine, log, self._members())
         return all(is_certain(rebuilding, *each[1:]) for each in told.history)
+
+
+def _add(work: LogWork, block: StoredBlock, is_settled: bool) -> None:
+    """Count a block that is to be moved, or is waited for."""
+    if not is_settled:
+        work.is_unsettled = True
+        return
+    work.first = work.first or block.header.first
+    work.blocks += 1
+    work.bytes += block.header.stored_bytes
 
 
 def is_settled(held: CachedLog, block: StoredBlock) -> bool:

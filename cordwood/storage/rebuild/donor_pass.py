@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from cordwood.protocol.rebuild_plan import Losses
+from cordwood.protocol.rebuild_plan import Held, Losses
 from cordwood.rebuilding import RebuildingSet
 from cordwood.storage.rebuild.copy_questions import Report
 
@@ -24,11 +24,30 @@ class LogWork:
     is_unsettled: bool = False
 
     def add(self, more: LogWork) -> None:
-        """Add the work in later blocks of the log."""
-        self.first = self.first or more.first
+        """Add the work in other blocks of the log."""
+        self.first = min(self.first or more.first, more.first or self.first)
         self.blocks += more.blocks
         self.bytes += more.bytes
         self.is_unsettled = self.is_unsettled or more.is_unsettled
+
+
+@dataclass(slots=True)
+class Doubted:
+    """The blocks of a log that this node gives only if a member before it let go of them.
+
+    Attributes:
+        work: the work in these blocks.
+        lowest: the lowest of them that names each such member. A node lets go of a log from its
+            beginning on, so this block goes first.
+    """
+
+    work: LogWork
+    lowest: dict[int, Held] = field(default_factory=dict)
+
+    def add(self, more: Doubted) -> None:
+        """Add what is in later blocks of the log."""
+        self.work.add(more.work)
+        self.lowest = more.lowest | self.lowest
 
 
 @dataclass(slots=True)

@@ -12,9 +12,13 @@ from typing import Protocol
 class MainCopies(Protocol):
     """See the module."""
 
-    def is_kept(self, log: int, lsn: int) -> bool:
-        """Whether this node keeps what it has at `lsn` and behind, because main storage lost it, as
-        it found when it last wanted to let go of records."""
+    async def refresh(self) -> None:
+        """Read which logs ask for main storage, for `may_have`. If the metadata store does not
+        answer, what was read before counts, and an unknown log may be in main storage."""
+
+    def may_have(self, log: int) -> bool:
+        """Whether main storage may have had records of a log, so that nodes may have let go of
+        them."""
 
     async def lacks(self, log: int, first: int, last: int) -> Sequence[tuple[int, int]]:
         """The ranges in `[first, last]` that main storage does not have, although nodes let go of

@@ -269,7 +269,7 @@ class Moves:
         doubts: dict[int, frozenset[int]] = {}
         for at, block in enumerate(blocks):
             held = held_of(block)
-            of_block = losses.doubting(held, self._main().is_kept(log, held.last))
+            of_block = losses.doubting(held, log in losses.past)
             if found_doubts := of_block.doubts(held, self._me):
                 doubts[at] = found_doubts
         found: list[Losses | None] = [losses] * len(blocks)
