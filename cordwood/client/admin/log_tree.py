@@ -76,8 +76,8 @@ def check_read_token(info: LogInfo, tokens: Sequence[str]) -> str:
 
 
 class LogTree:
-    """See the module. Every call may also raise Unreachable and OutcomeUnknown: it may then
-    be made again."""
+    """See the module. Every call may also raise Unreachable and OutcomeUnknown. It may be done
+    then, and may be made again: it means the log that has the name by then (see `delete`)."""
 
     def __init__(self, cluster: Cluster, settings: ClientSettings) -> None:
         self._cluster = cluster
@@ -195,7 +195,8 @@ class LogTree:
 
         Args:
             log_id: the number of the log that the caller means; None for the log that has the name
-                by now.
+                by now. A deletion without an answer is made again with it: it may be done, and
+                another log may have taken the name.
         Raises:
             UnknownLog: the log does not exist, or the name has moved away from it.
             AccessDenied: it has a write token that this client does not have.
