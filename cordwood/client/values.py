@@ -11,8 +11,11 @@ from cordwood.client.read.arrow_batches import BatchGatherer
 from cordwood.client.read.replica_scan import Copy, NodeCopies
 from cordwood.layout.object_rows import LogRows
 from cordwood.protocol.producers import PLACES_MAX, USERS
+from cordwood.protocol.publishing import APPENDED, NAMED
 
 __all__ = [
+    "APPENDED",
+    "NAMED",
     "PLACES_MAX",
     "PRODUCER_MAX",
     "USERS",

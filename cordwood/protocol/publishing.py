@@ -27,6 +27,12 @@ from cordwood.errors import BadSetting, Fenced, Rejected, Retryable
 COMMITS_MAX = (1 << 32) - 1
 """A producer's epoch has 32 bits: a batch a second for 136 years."""
 
+APPENDED = "appended "
+"""Before the plan of a batch with appending tasks: nothing is published under its number."""
+
+NAMED = "named "
+"""Before the digest of the name and the plan of a batch that is published under another name."""
+
 
 @dataclass(frozen=True, slots=True)
 class StagedBlock:
@@ -80,20 +86,35 @@ class Publication:
     fingerprint: str = ""
 
 
+def is_note(fingerprint: str) -> bool:
+    """Whether this marks a note of a begun batch, which holds the number and publishes no rows."""
+    return fingerprint.startswith((APPENDED, NAMED))
+
+
 def check_repeat(query: str, known: tuple[int, str], given: tuple[int, str]) -> None:
     """Check that a batch with a published number has the published records.
 
     A source that lost its last plan makes a different batch with the same number. If that batch
     counted as a repeat, its additional records would be lost.
 
+    A note of a begun batch is a repeat of the same note alone: it has no rows. If a batch without a
+    fingerprint counted as its repeat, the batch would be lost. The other way round, the batch would
+    be written twice.
+
     Args:
         known: the last batch committed, and its fingerprint.
-        given: the batch to publish, and its fingerprint; without a fingerprint no check is made.
+        given: the batch to publish, and its fingerprint; without a fingerprint only a note of the
+            batch is looked at.
     Raises:
-        Rejected: the batches differ, or nothing is remembered of the given one.
+        Rejected: the batches differ, or one is a note of a begun batch, or nothing is remembered of
+            the given one.
     """
     (last, noted), (batch, fingerprint) = known, given
-    if not fingerprint or batch > last or (batch == last and noted in ("", fingerprint)):
+    if batch > last or (batch == last and noted == fingerprint):
+        return
+    if batch == last and not (noted and fingerprint) and is_note(noted or fingerprint):
+        raise _begun_otherwise(query, batch, is_published=not noted)
+    if not fingerprint or (batch == last and not noted):
         return
     why = (
         f"batch {batch} of {query!r} was published with other records than it has now"
@@ -108,6 +129,21 @@ def check_repeat(query: str, known: tuple[int, str], given: tuple[int, str]) -> 
         "query with a new checkpoint and a new name (txnAppId), from the place up to which its "
         "records are in the log. Or the batch was begun with another deliveryMode, with another "
         "txnAppId or with none: give these as they were until the batch is done"
+    )
+
+
+def _begun_otherwise(query: str, batch: int, *, is_published: bool) -> Rejected:
+    """The error for a batch of which the publisher sees no plan now, or saw none before."""
+    why = (
+        "it was published while no plan of it was seen, and would be written twice"
+        if is_published
+        else "none of its rows is published under this name, and taking it for a repeat would lose "
+        "them"
+    )
+    return Rejected(
+        f"batch {batch} of {query!r} was begun with another deliveryMode, with another txnAppId or "
+        f"with none: {why}. Nothing is published. Start the query with deliveryMode and txnAppId "
+        "as they were until the batch is done; then change them"
     )
 
 

@@ -46,12 +46,6 @@ BATCH_PROPERTY = "streaming.sql.batchId"
 CHECKPOINTS_PROPERTY = "spark.sql.streaming.checkpointLocation"
 """What Spark's engine calls them, in 4.2 and 4.3; without them a stream into a log is refused."""
 
-APPENDED = "appended "
-"""Before the plan of a batch with appending tasks: nothing is published under its number."""
-
-NAMED = "named "
-"""Before the digest of the name and the plan of a batch that txnAppId names."""
-
 SMALLER_BATCHES = (
     "Start the query again with deliveryMode=idempotent or atLeastOnce until this batch is "
     "through, or with fewer tasks (coalesce) if its rows are for many logs, which makes fewer "
@@ -350,6 +344,8 @@ class CordwoodStreamWriter(_Writer, DataSourceStreamArrowWriter):
         the batch's place among published batches: from here on exactlyOnce refuses the batch, just
         as this mode refuses a published batch.
         """
+        from cordwood.client.values import APPENDED
+
         checkpoint = Checkpoint.at(self._options.checkpoint)
         if checkpoint is None or (batch := checkpoint.newest("offsets")) < 0:
             return
@@ -417,6 +413,8 @@ class CordwoodStreamWriter(_Writer, DataSourceStreamArrowWriter):
             Rejected: the batch was begun under another name.
         """
         if app := self._options.app:
+            from cordwood.client.values import NAMED
+
             digest = hashlib.blake2b(f"{app}\n{found}".encode(), digest_size=16).hexdigest()
             _publish(self._store(), checkpoint.query(), batch, (), NAMED + digest)
 

@@ -9,12 +9,15 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from cordwood.errors import CordwoodError, Fenced, Retryable
+from cordwood.errors import CordwoodError, Fenced, Rejected, Retryable
 from cordwood.protocol.publishing import (
+    APPENDED,
+    NAMED,
     LogShare,
     Publication,
     StagedBlock,
     begin,
+    check_repeat,
     commit,
     fence,
     finish,
@@ -75,6 +78,34 @@ def test_commit(name, known, batch, by, may) -> None:
     then = commit(known, batch, by, SHARES)
     assert (then.batch, then.committed_by) == (batch, by)
     assert then.commits == (known.commits if known.batch == batch else known.commits + 1)
+
+
+REPEATS = [
+    ("the same", "a", "a", ""),
+    ("neither has a plan", "", "", ""),
+    ("published without a plan", "", "a", ""),
+    ("run again without a plan", "a", "", ""),
+    ("another plan", "a", "b", "other records"),
+    ("the same note", NAMED + "a", NAMED + "a", ""),
+    ("another name", NAMED + "a", NAMED + "b", "other records"),
+    ("a note, and the batch", APPENDED + "a", "a", "other records"),
+    ("a note of appends, and the batch without a plan", APPENDED + "a", "", "would lose them"),
+    ("a note of a name, and the batch without a plan", NAMED + "a", "", "would lose them"),
+    ("published without a plan, and a note of appends", "", APPENDED + "a", "written twice"),
+    ("published without a plan, and a note of a name", "", NAMED + "a", "written twice"),
+]
+
+
+@pytest.mark.parametrize(
+    ("name", "noted", "given", "refused"), REPEATS, ids=[r[0] for r in REPEATS]
+)
+def test_a_batch_is_repeated_by_what_it_was(name, noted, given, refused) -> None:
+    check_repeat("query", (4, noted), (5, given))
+    if not refused:
+        check_repeat("query", (4, noted), (4, given))
+        return
+    with pytest.raises(Rejected, match=refused):
+        check_repeat("query", (4, noted), (4, given))
 
 
 def test_a_batch_of_nothing_is_done_at_once() -> None:

@@ -24,14 +24,21 @@ from cordwood.errors import Misplaced, OutOfSequence
 from cordwood.layout.log_names import normalise_name
 from cordwood.lsn import Lsn
 from cordwood.metadata import publications
-from cordwood.protocol.publishing import LogShare, Publication, check_repeat, commit
+from cordwood.protocol.publishing import (
+    APPENDED,
+    LogShare,
+    Publication,
+    check_repeat,
+    commit,
+    is_note,
+)
 from cordwood.sim.planted.bug import PlantedBug, at
 from cordwood.spark import sink, sink_rows, slice_reader, source, splitting
 from cordwood.spark.checkpoint import Checkpoint
 from cordwood.spark.idempotent import OnceAppender, _Sent
 from cordwood.spark.ledger_ends import LedgerEnds
 from cordwood.spark.offsets import StreamOffset, ranges
-from cordwood.spark.sink import APPENDED, CordwoodStreamWriter, CordwoodWriter, Written
+from cordwood.spark.sink import CordwoodStreamWriter, CordwoodWriter, Written
 from cordwood.spark.sink_options import SinkOptions
 from cordwood.spark.sink_rows import RowBlock
 from cordwood.spark.splitting import Slice
@@ -79,6 +86,14 @@ def _as_they_come(right: Any, messages: Sequence[WriterCommitMessage | None]) ->
 def _no_word(right: Any, *_: Any, **__: Any) -> None:
     """A check that passes everything."""
     return None
+
+
+def _looks_at_no_note(
+    right: Any, query: str, known: tuple[int, str], given: tuple[int, str]
+) -> None:
+    """A note of a begun batch counts as its publication where no plan is seen."""
+    if given[1] and not (is_note(given[1]) and not known[1]):
+        right(query, known, given)
 
 
 def _forgets_the_plan(
@@ -264,6 +279,12 @@ SCENE_BUGS = (
         "plans-of-all-queries",
         "A plan's digest holds no query: of two with one txnAppId and source, one is skipped.",
         at(Checkpoint.query).around(_nobodys),
+    ),
+    PlantedBug(
+        "note-is-a-batch",
+        "A note of a begun batch counts as its publication once the sink sees no checkpoint: the "
+        "batch is skipped, and its rows are lost.",
+        at(check_repeat, within=publishing).around(_looks_at_no_note),
     ),
     PlantedBug(
         "any-misplaced-stored",

@@ -145,3 +145,76 @@ def test_a_batch_that_was_begun_under_a_name_is_refused_under_another(
     store.append(log, b"more")
     start(names[1])
     assert at_the_sink(store, f"{log}-sink") == in_the_source(store, [log])
+
+
+@pytest.mark.parametrize(
+    ("first", "then", "dies"),
+    [
+        ({"deliveryMode": IDEMPOTENT}, {}, "planned"),
+        ({"deliveryMode": IDEMPOTENT, "txnAppId": "app"}, {"txnAppId": "app"}, "planned"),
+        ({"txnAppId": "app"}, {}, "after publish"),
+        ({"deliveryMode": IDEMPOTENT, "txnAppId": "app"}, {}, "in a task"),
+    ],
+)
+def test_a_note_of_a_batch_is_no_published_batch_where_no_checkpoint_is_seen(
+    store: BlockingStore, tmp_path: Path, first: dict[str, str], then: dict[str, str], dies: str
+):
+    """The checkpoint was moved to a remote file system amid the batch. Spark committed it, and its
+    rows were lost."""
+    log = f"/m-{uuid.uuid4().hex[:8]}"
+    checkpoint = Checkpoint(directory=tmp_path)
+    source = {SERVERS: "h:1", "subscribe": log, "startingOffsets": "earliest"}
+
+    def start(options: dict[str, str], place: str, dies: str = "") -> None:
+        def die(point: str, _: int) -> None:
+            if point == dies:
+                raise Died(point)
+
+        if "txnAppId" in options:
+            options = {**options, "txnAppId": log + options["txnAppId"]}
+        sink = {SERVERS: "h:1", "log": f"{log}-sink", "checkpointLocation": place, **options}
+        Engine(
+            source, sink, checkpoint, [], die, list, lambda: False, lambda: None
+        ).run()  # fmt: skip
+
+    remote = "s3a://bucket/checkpoint"
+    store.append_many(log, [b"%d" % number for number in range(30)])
+    with pytest.raises(Died):
+        start(first, str(tmp_path), dies)
+    with pytest.raises(Rejected, match=r"begun with another deliveryMode.*as they were until"):
+        start(then, remote)
+    start(first, remote)
+    store.append(log, b"more")
+    start(then, remote)
+    assert at_the_sink(store, f"{log}-sink") == in_the_source(store, [log])
+
+
+def test_a_batch_that_was_published_unseen_is_not_begun_again_under_a_name(
+    store: BlockingStore, tmp_path: Path
+):
+    """The sink saw no checkpoint at its publish, and sees it when the batch runs again under a
+    txnAppId: it was written twice."""
+    log = f"/m-{uuid.uuid4().hex[:8]}"
+    checkpoint = Checkpoint(directory=tmp_path)
+    source = {SERVERS: "h:1", "subscribe": log, "startingOffsets": "earliest"}
+
+    def start(place: str, dies: str = "", **more: str) -> None:
+        def die(point: str, _: int) -> None:
+            if point == dies:
+                raise Died(point)
+
+        sink = {SERVERS: "h:1", "log": f"{log}-sink", "checkpointLocation": place, **more}
+        Engine(
+            source, sink, checkpoint, [], die, list, lambda: False, lambda: None
+        ).run()  # fmt: skip
+
+    store.append_many(log, [b"%d" % number for number in range(30)])
+    with pytest.raises(Died):
+        start("s3a://bucket/checkpoint", "after publish")
+    for more in ({"txnAppId": log}, {"deliveryMode": IDEMPOTENT}):
+        with pytest.raises(Rejected, match="would be written twice"):
+            start(str(tmp_path), **more)
+    start(str(tmp_path))
+    store.append(log, b"more")
+    start(str(tmp_path), txnAppId=log)
+    assert at_the_sink(store, f"{log}-sink") == in_the_source(store, [log])

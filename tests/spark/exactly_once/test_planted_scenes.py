@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import uuid
+from dataclasses import replace
 from pathlib import Path
 
 import pyarrow as pa
@@ -199,6 +200,26 @@ def undone_version_for_logs_of_the_column(store: BlockingStore, log: str, _) -> 
     return expected in refused and values(store, log) == list(range(10))
 
 
+def note_where_no_checkpoint_is_seen(store: BlockingStore, log: str, tmp_path: Path) -> bool:
+    """A batch is begun under a name, and runs again without it and with a remote checkpoint."""
+    (tmp_path / "offsets").mkdir()
+    (tmp_path / "metadata").write_text(json.dumps({"id": log}))
+    (tmp_path / "offsets" / "0").write_text('v1\n{}\n{"logs":{"1":"e1n10"}}')
+    named = parse_sink_options(
+        {SERVERS: "h:1", "log": log, "checkpointLocation": str(tmp_path), "txnAppId": f"{log}-app"}
+    )
+    written = Written(log, 0, 0, (), 0, 0, query_id=log)
+    CordwoodStreamWriter(named).plan_fingerprint(0, written)
+    remote = {SERVERS: "h:1", "log": log, "checkpointLocation": "s3a://bucket/checkpoint"}
+    writer = CordwoodStreamWriter(parse_sink_options(remote))
+    refs, *_ = stage_all(store, row_blocks(iter([rows(0, 10)]), log), 60.0)
+    try:
+        writer.commit([replace(written, refs=tuple(refs))], 0)
+    except Rejected:
+        return True
+    return values(store, log) == list(range(10))
+
+
 def version_in_another_mode(store: BlockingStore, log: str, _) -> bool:
     source = {SERVERS: "h:1", "log": log, "txnAppId": log, "txnVersion": "7"}
     store.create_log(log)
@@ -256,6 +277,7 @@ def ledger_cut_again(store: BlockingStore, log: str, _) -> bool:
 SCENES = {
     "time-in-plan": planned_again,
     "plans-of-all-queries": two_queries_of_one_name,
+    "note-is-a-batch": note_where_no_checkpoint_is_seen,
     "any-misplaced-stored": cut_anew,
     "gap-taken-as-stored": ahead_of_the_log,
     "spellings-apart": spelled_in_two_ways,
