@@ -14,7 +14,7 @@ import datetime
 import logging
 import re
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from concurrent.futures import CancelledError, Future, wait
 from functools import lru_cache
 
@@ -27,7 +27,7 @@ from cordwood.lsn import ESN_MAX, OLDEST, Lsn
 from cordwood.spark.find_time import Seen, find_time
 from cordwood.spark.gap_probe import may_not_read
 from cordwood.spark.group import cursors_of
-from cordwood.spark.offsets import data_loss
+from cordwood.spark.offsets import StreamOffset, data_loss
 from cordwood.spark.options import Selection, SourceOptions
 from cordwood.spark.places import (
     At,
@@ -66,12 +66,24 @@ SAMPLES_MAX = 16
 RECORD_BYTES_GUESS = 1024
 """The guessed size of a record if no block was read. It only decides how small logs share tasks."""
 
+PASS_OVER = (
+    ". If this query read it and it was deleted since, one start with failOnDataLoss=false "
+    "(--pass-over-losses of `cordwood spark land` and `replay`) passes over it. If it was renamed, "
+    "give its name of now"
+)
+"""What to do about a named log that a stream does not find."""
+
 
 class Catalog:
     """The driver's view of the selected logs; lives as long as the query."""
 
-    def __init__(self, options: SourceOptions) -> None:
+    def __init__(self, options: SourceOptions, *, may_miss: bool = False) -> None:
+        """
+        Args:
+            may_miss: leave out named logs that do not exist; the caller asks `check_missing`.
+        """
         self._options = options
+        self._may_miss = may_miss
         self._selected: dict[int, str] | None = None
         self._sought: set[str] = set()  # subscribed names of deleted logs: they may be made again
         self._listed_at = 0.0
@@ -101,11 +113,14 @@ class Catalog:
         that is made again after its log was deleted.
 
         Raises:
-            UnknownLog: a named log does not exist.
+            UnknownLog: a named log does not exist, and none may be missing.
         """
         if self._selected is None:
             self._listed_at = time.monotonic()
-            self._selected = select(self._options.selection, self.all_logs())
+            selection = self._options.selection
+            self._selected = select(selection, self.all_logs(), may_miss=self._may_miss)
+            names = missing_of(selection, self._selected)
+            self._sought.update(name for name in names if not is_number(name))
         elif self._is_pattern or self._sought:
             self._selected = self._discovered(self._selected)
         return self._selected
@@ -230,7 +245,7 @@ class Catalog:
         Raises:
             BadSetting: a log has no record so late, and the options make that an error.
         """
-        options = self._options
+        options = self._without_missing(logs)
         starts = options.starts
         if starts is not None and carried:
             kept = {
@@ -247,6 +262,20 @@ class Catalog:
             starts = self._without_times("startingTimestamp", starts, none, logs, tails)
         ends = self._without_times("endingTimestamp", options.ends, Edge.LATEST, logs, tails)
         return dataclasses.replace(options, starts=starts, ends=ends)
+
+    def _without_missing(self, logs: Mapping[int, str]) -> SourceOptions:
+        """The options without the places of deleted logs, if names lead to no log.
+
+        Spark asks where a stream starts also if batch 0 runs again. Whether a name is wrong is
+        told by `check_missing`.
+        """
+        options = self._options
+        if not self._may_miss or not missing_of(options.selection, logs):
+            return options
+        starts = None if options.starts is None else options.starts.without_strangers(logs)
+        return dataclasses.replace(
+            options, starts=starts, ends=options.ends.without_strangers(logs)
+        )
 
     def _without_cursors(
         self, places: Places, logs: Mapping[int, str], tails: Mapping[int, int]
@@ -376,6 +405,39 @@ class Catalog:
         for log, first in places.items():
             if log not in names and self._options.fail_on_data_loss:
                 raise data_loss(log, f"log {log}", first, None, "LOG_GONE")
+
+    def check_missing(self, there: Mapping[int, str], offset: StreamOffset) -> None:
+        """Check that named logs that do not exist were read and deleted.
+
+        A checkpoint has the numbers of logs and not their names. So as many of its logs must be
+        gone as names lead nowhere. A log of it that is there and that no name leads to was renamed:
+        nothing of it may be passed over.
+
+        Args:
+            there: every log's name, by number.
+            offset: what the checkpoint says; a new stream has read nothing.
+        Raises:
+            UnknownLog: a named log does not exist, and is none of those.
+        """
+        selection, found = self._options.selection, self._selected
+        if found is None:
+            found = select(selection, there, may_miss=True)
+        missing = missing_of(selection, found)
+        gone = offset.logs.keys() - there.keys()
+        renamed = offset.to_find().keys() & there.keys() - found.keys()
+        if missing and (renamed or len(missing) > len(gone)):
+            raise _unknown(selection, missing, there.values(), PASS_OVER)
+        if missing:
+            logger.warning("deleted logs are passed over: %s", ", ".join(sorted(missing)))
+
+    def check_all_there(self) -> None:
+        """
+        Raises:
+            UnknownLog: a named log does not exist.
+        """
+        selection, found = self._options.selection, self.selected()
+        if missing := missing_of(selection, found):
+            raise _unknown(selection, missing, self.all_logs().values(), PASS_OVER)
 
     def tiered(self, slices: Sequence[Slice]) -> dict[int, Tiered]:
         """By log, the part that main storage holds; logs without such a part are left out.
@@ -507,10 +569,21 @@ def select(
         return {log: name for log, name in ordered.items() if pattern.fullmatch(name)}
     wanted = set(selection.logs)
     found = {log: name for log, name in ordered.items() if name in wanted or str(log) in wanted}
-    missing = wanted - {*found.values(), *map(str, found)}
+    missing = missing_of(selection, found)
     if missing and not may_miss:
-        raise UnknownLog(
-            f"{selection.option}: there is no log {', '.join(sorted(missing))}; "
-            f"{listed(ordered.values())}"
-        )
+        raise _unknown(selection, missing, ordered.values())
     return found
+
+
+def missing_of(selection: Selection, found: Mapping[int, str]) -> set[str]:
+    """The names and numbers that a selection gives, and that lead to none of the `found` logs."""
+    return set(selection.logs) - {*found.values(), *map(str, found)}
+
+
+def _unknown(
+    selection: Selection, missing: Collection[str], names: Iterable[str], way_out: str = ""
+) -> UnknownLog:
+    return UnknownLog(
+        f"{selection.option}: there is no log {', '.join(sorted(missing))}; {listed(names)}"
+        f"{way_out}"
+    )

@@ -83,6 +83,12 @@ class Places:
         known = {*logs.values(), *map(str, logs)}
         return [name for name in self.by_log if name not in known]
 
+    def without_strangers(self, logs: Mapping[int, str]) -> Places:
+        """The places of `logs` (names by number) alone."""
+        strangers = self.strangers(logs)
+        kept = {name: place for name, place in self.by_log.items() if name not in strangers}
+        return Places(self.default, kept)
+
 
 def check_strangers(option: str, places: Places, logs: Mapping[int, str]) -> None:
     """Refuse places of logs that are not selected: a typing error would pass silently.

@@ -343,7 +343,15 @@ class CordwoodStreamReader(SliceReader, DataSourceStreamReader, SupportsTriggerA
         self._offsets, self._reports = KnownOffsets(), KnownOffsets()
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802
-        """Where a new stream starts; Spark asks again after a crash in batch 0."""
+        """Where a new stream starts; Spark asks again after a crash in batch 0.
+
+        Raises:
+            UnknownLog: a named log does not exist. With `failOnDataLoss=false` it may have been
+                deleted since batch 0 was planned: the first offset tells.
+            BadSetting: a place lies outside its log.
+        """
+        if self._options.fail_on_data_loss:
+            self._catalog.check_all_there()
         logs = self._catalog.selected()
         if self._keeper is not None:
             from cordwood.spark.group import check_free
@@ -373,6 +381,7 @@ class CordwoodStreamReader(SliceReader, DataSourceStreamReader, SupportsTriggerA
         Raises:
             BadSetting: the checkpoint is another cluster's.
             DataLoss: a log that the query selected is gone, and `failOnDataLoss` is true.
+            UnknownLog: a named log does not exist, and is no deleted log of the checkpoint.
             Retryable: the cluster did not answer in time.
         """
         offset = self._offsets.parse(start)
@@ -441,13 +450,15 @@ class CordwoodStreamReader(SliceReader, DataSourceStreamReader, SupportsTriggerA
         if self._watched is None:
             from cordwood.spark.catalog import Catalog
 
-            self._watched = Catalog(self._options)
+            self._watched = Catalog(self._options, may_miss=True)
         return self._watched
 
     def _check(self, offset: StreamOffset) -> None:
-        """Check once that the checkpoint fits this cluster."""
+        """Check once that the checkpoint fits this cluster, and the names its logs."""
         check_cluster(offset.cluster, self._catalog.cluster)
-        self._catalog.check_there(self._catalog.all_logs(), offset.to_find())
+        there = self._catalog.all_logs()
+        self._catalog.check_there(there, offset.to_find())
+        self._catalog.check_missing(there, offset)
         _collect_rarely(len(offset.logs))
         self._is_checked = True
 

@@ -34,6 +34,7 @@ from cordwood.protocol.publishing import (
 )
 from cordwood.sim.planted.bug import PlantedBug, at
 from cordwood.spark import sink, sink_rows, slice_reader, source, splitting
+from cordwood.spark.catalog import Catalog
 from cordwood.spark.checkpoint import Checkpoint
 from cordwood.spark.idempotent import OnceAppender, _Sent
 from cordwood.spark.ledger_ends import LedgerEnds
@@ -340,6 +341,12 @@ SCENE_BUGS = (
         "The sink takes the first checkpoint with the query's id in the session's directory: with "
         "a copy beside it a new batch counts as a repeat, and is lost.",
         at(Checkpoint.of_query).around(_the_first_of_its_id),
+    ),
+    PlantedBug(
+        "any-name-passed-over",
+        "A stream that starts passes over each name that leads to no log, also of a log that was "
+        "renamed and has records for it.",
+        at(Catalog.check_missing).around(_no_word),
     ),
     PlantedBug(
         "ledger-cut-by-its-end",

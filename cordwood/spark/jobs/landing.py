@@ -206,7 +206,7 @@ def _planned(source: Mapping[str, str], last: Mapping[str, Any] | None) -> list[
     """The ranges between the offset `last`, or the source's start, and the source's end."""
     options = parse_options({"startingOffsets": "earliest", **source})
     options.check_stream()
-    catalog = Catalog(options)
+    catalog = Catalog(options, may_miss=last is not None)
     logs = catalog.selected()
     tails = catalog.tails(logs)
     if last is None:
@@ -214,6 +214,7 @@ def _planned(source: Mapping[str, str], last: Mapping[str, Any] | None) -> list[
     else:
         before = parse_offset(last)
         check_cluster(before.cluster, catalog.cluster)
+        catalog.check_missing(catalog.all_logs(), before)
         places = {**dict.fromkeys(logs, int(OLDEST)), **before.logs}
     stops = stream_stops(options, logs, tails)
     return [

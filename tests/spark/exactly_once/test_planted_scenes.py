@@ -11,12 +11,13 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 from engine import VALUE
+from pyspark.sql.streaming.datasource import ReadAllAvailable
 from swaps import swap
 
 from cordwood.block import Record
 from cordwood.client.blocking.blocking_store import BlockingStore
 from cordwood.client.publish.publishing import Published, Publisher
-from cordwood.errors import BadSetting, Fenced, OutOfSequence, Rejected
+from cordwood.errors import BadSetting, Fenced, OutOfSequence, Rejected, UnknownLog
 from cordwood.sim.planted.bug import planted
 from cordwood.sim.planted.spark_sink import SCENE_BUGS
 from cordwood.spark.delivery import stage_all
@@ -274,6 +275,27 @@ def ledger_cut_again(store: BlockingStore, log: str, _) -> bool:
     return sorted(values(store, log)) == list(range(200))
 
 
+def renamed_while_the_query_was_down(store: BlockingStore, log: str, _) -> bool:
+    """Another log was deleted; the renamed one may not be passed over with it."""
+    store.append(f"{log}/a", b"1")
+    store.append(f"{log}/b", b"1")
+    source = CordwoodSource(
+        {
+            SERVERS: "h:1", "subscribe": f"{log}/a,{log}/b", "startingOffsets": "earliest",
+            "failOnDataLoss": "false",
+        }
+    )  # fmt: skip
+    reader = source.streamReader(schema=source.schema())
+    end = reader.latestOffset(reader.initialOffset(), ReadAllAvailable())
+    store.log_tree.delete(f"{log}/a")
+    store.log_tree.rename(f"{log}/b", f"{log}/c")
+    store.append(f"{log}/c", b"2")
+    with contextlib.suppress(UnknownLog):
+        source.streamReader(schema=source.schema()).latestOffset(end, ReadAllAvailable())
+        return False
+    return True
+
+
 SCENES = {
     "time-in-plan": planned_again,
     "plans-of-all-queries": two_queries_of_one_name,
@@ -288,6 +310,7 @@ SCENES = {
     "undone-version-skipped": undone_version_for_logs_of_the_column,
     "version-in-any-mode": version_in_another_mode,
     "checkpoint-by-id-alone": copy_beside_the_checkpoint,
+    "any-name-passed-over": renamed_while_the_query_was_down,
     "ledger-cut-by-its-end": ledger_cut_again,
 }
 

@@ -301,6 +301,27 @@ class TestRestart:
         assert sorted(row["value"] for row in rows(tmp_path / "t", "parquet")) == sorted(wanted)
         assert f"logs of the table that are not there any more: number {gone}" in said
 
+    def test_go_on_after_a_log_that_they_name_was_deleted(
+        self, cluster: LiveCluster, store: BlockingStore, spark: SparkSession, log: str, tmp_path
+    ):
+        """No start went on, and a landing cannot say other names."""
+        names = [f"{log}/stays", f"{log}/goes"]
+        for name in names:
+            store.append(name, b"1")
+
+        def lands(**more: str) -> int:
+            asked = {SERVERS: cluster.url, "subscribe": ",".join(names), **more}
+            return land(spark, Landing(asked, str(tmp_path / "t"), partition_by=())).records
+
+        assert lands() == 2
+        store.log_tree.delete(names[1])
+        store.append(names[0], b"2")
+        with pytest.raises(Exception, match="type=LOG_GONE"):
+            lands()
+        assert lands(failOnDataLoss="false") == 1
+        store.append(names[0], b"3")
+        assert lands() == 1, "it is passed over for good"
+
     def test_a_lost_checkpoint_and_a_log_that_is_selected_again_later(
         self,
         spark: SparkSession,

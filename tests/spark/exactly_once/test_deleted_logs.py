@@ -1,0 +1,125 @@
+"""Streams that start after a log that they name was deleted or renamed."""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from engine import Checkpoint, Engine, at_the_sink, stored
+from pyspark.sql.streaming.datasource import ReadAllAvailable
+
+from cordwood.client.blocking.blocking_store import BlockingStore
+from cordwood.errors import UnknownLog
+from cordwood.spark.jobs.landing import planned_reads
+from cordwood.spark.offsets import DataLoss
+from cordwood.spark.options import SERVERS
+from cordwood.spark.source import CordwoodSource, CordwoodStreamReader
+
+pytestmark = pytest.mark.real
+
+ALL = ReadAllAvailable()
+
+
+@pytest.fixture
+def log() -> str:
+    return f"/g-{uuid.uuid4().hex[:8]}"
+
+
+@pytest.fixture
+def start(store: BlockingStore, log: str) -> Callable[..., CordwoodStreamReader]:
+    """A reader of two logs with a record each, as a restarted query makes it."""
+    for name in "ab":
+        store.append(f"{log}/{name}", b"1")
+
+    def make(**options: str) -> CordwoodStreamReader:
+        given = {"subscribe": f"{log}/a,{log}/b", "startingOffsets": "earliest", **options}
+        source = CordwoodSource({SERVERS: "h:1", **given})
+        return source.streamReader(schema=source.schema())
+
+    return make
+
+
+def first_end(reader: CordwoodStreamReader) -> dict[str, Any]:
+    return stored(reader.latestOffset(stored(reader.initialOffset()), ALL))
+
+
+def test_a_deleted_log_is_passed_over_for_good_by_one_start(
+    store: BlockingStore, log: str, start: Callable[..., CordwoodStreamReader]
+):
+    """No start with the same names went on."""
+    end = first_end(start())
+    store.log_tree.delete(f"{log}/b")
+    store.append(f"{log}/a", b"2")
+    with pytest.raises(DataLoss, match="LOG_GONE"):
+        start().latestOffset(end, ALL)
+    lenient = start(failOnDataLoss="false")
+    lenient.prepareForTriggerAvailableNow()
+    after = stored(lenient.latestOffset(end, ALL))
+    assert len(lenient.partitions(end, after)) == 1
+    assert after["away"]
+    assert start().latestOffset(after, ALL) == after, "it is passed over for good"
+    store.append(f"{log}/b", b"3")
+    again = stored(start().latestOffset(after, ALL))
+    assert len(again["logs"]) == 3, "a log that is made again is read"
+
+
+def test_a_query_goes_on_after_a_log_of_it_was_deleted(
+    store: BlockingStore, log: str, start: Callable[..., CordwoodStreamReader], tmp_path: Path
+):
+    checkpoint = Checkpoint(directory=tmp_path)
+    store.create_log(f"{log}-sink")
+
+    def run(**more: str) -> int:
+        source = {
+            SERVERS: "h:1", "subscribe": f"{log}/a,{log}/b",
+            "startingOffsets": json.dumps({f"{log}/a": "earliest", f"{log}/b": "earliest"}), **more,
+        }  # fmt: skip
+        sink = {SERVERS: "h:1", "log": f"{log}-sink", "checkpointLocation": str(tmp_path)}
+        Engine(
+            source, sink, checkpoint, [], lambda *_: None, list, lambda: False, lambda: None
+        ).run()
+        return len(at_the_sink(store, f"{log}-sink"))
+
+    assert run() == 2
+    store.log_tree.delete(f"{log}/b")
+    store.append(f"{log}/a", b"2")
+    with pytest.raises(UnknownLog, match=r"no log .*/b; .* one start with failOnDataLoss=false"):
+        run()
+    assert run(failOnDataLoss="false") == 3
+
+
+def test_a_new_stream_finds_each_log_that_it_names(start: Callable[..., CordwoodStreamReader]):
+    names = {"subscribe": "/typing-error"}
+    with pytest.raises(UnknownLog, match="no log /typing-error"):
+        start(**names).initialOffset()
+    reader = start(**names, failOnDataLoss="false")
+    with pytest.raises(UnknownLog, match="no log /typing-error"):
+        first_end(reader)
+
+
+@pytest.mark.parametrize("fails", ["true", "false"])
+def test_a_log_that_was_renamed_is_not_passed_over(
+    store: BlockingStore, log: str, start: Callable[..., CordwoodStreamReader], fails: str
+):
+    end = first_end(start())
+    store.log_tree.rename(f"{log}/b", f"{log}/c")
+    with pytest.raises(UnknownLog, match="If it was renamed, give its name of now"):
+        start(failOnDataLoss=fails).latestOffset(end, ALL)
+
+
+def test_a_dry_run_tells_the_rest_of_a_landing(
+    store: BlockingStore, log: str, start: Callable[..., CordwoodStreamReader], tmp_path: Path
+):
+    checkpoint = Checkpoint(directory=tmp_path)
+    checkpoint.plan(0, first_end(start()))
+    (tmp_path / "commits").mkdir()
+    (tmp_path / "commits" / "0").write_text("v1\n{}")
+    store.log_tree.delete(f"{log}/b")
+    store.append(f"{log}/a", b"2")
+    source = {SERVERS: "h:1", "subscribe": f"{log}/a,{log}/b"}
+    (planned,) = planned_reads(source, str(tmp_path))
+    assert (planned.log, planned.records) == (f"{log}/a", 1)
