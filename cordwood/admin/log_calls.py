@@ -95,13 +95,14 @@ class LogCalls:
                 return await self._directory(call)
             case RenameLog():
                 check = who_has(call.tokens)
-                return await self._describe(
-                    await self._logs.rename(call.name, call.new_name, check, call.log)
+                info = await self._logs.rename(
+                    call.name, call.new_name, check, call.log, call.version
                 )
+                return await self._describe(info)
             case DeleteLog():
-                info = await self._logs.delete(call.name, who_has(call.tokens), call.log)
-                if info is not None:
-                    await self._epochs.delete(info.log_id)
+                gone = await self._logs.delete(call.name, who_has(call.tokens), call.log)
+                if gone is not None:
+                    await self._epochs.delete(gone.log_id)
                 return DoneReply()
             case AskEpochs():
                 return await self._ask_epochs(call.name)

@@ -51,7 +51,7 @@ class SetAttributes(ForOwners, frozen=True, tag="set_attributes"):
 
 
 class AskVersion(Struct, frozen=True, tag="ask_version"):
-    """The version of the entry that setting attributes of a path would change.
+    """The version of the entry that a rename, or setting attributes of a path, would change.
 
     Attributes:
         log: the log's number; None for a directory.
@@ -75,11 +75,17 @@ class DeleteLog(ForOwners, frozen=True, tag="delete_log"):
 
 
 class RenameLog(ForOwners, frozen=True, tag="rename_log"):
-    """Give a log another name."""
+    """Give a log another name.
+
+    Attributes:
+        version: the version that the caller saw, see `AskVersion`: a late call does not undo a
+            newer rename. None renames a log of any version.
+    """
 
     name: Name
     new_name: Name
     log: AnyLog | None = None
+    version: AnyLsn | None = None
 
 
 class RaiseToken(ForOwners, frozen=True, tag="raise_token"):

@@ -27,6 +27,7 @@ import msgspec
 
 from cordwood.errors import (
     CordwoodError,
+    Fenced,
     LogExists,
     Malformed,
     OutcomeUnknown,
@@ -331,7 +332,7 @@ class LogTree:
         return self._whole(normalise_directory(path), LogAttributes(), await self.directories())
 
     async def version(self, log_id: int | None) -> int:
-        """Of the entry that setting attributes of a log, None for a directory, changes."""
+        """Of the entry that a change of a log, None for a directory, changes."""
         found = await self._store.get(DIRECTORIES_KEY if log_id is None else id_key(log_id))
         return found.version if found else 0
 
@@ -445,13 +446,18 @@ class LogTree:
                 raise unknown(name)
             await self._entries.remove_name(name, left)
         else:
-            await self.move(info.log_id, info.name, None, check)
+            await self.move(info.log_id, info.name, None, check, None)
             await self._entries.remove_name(info.name, info.log_id)
         await self.note_change()
         return info
 
     async def rename(
-        self, name: str, new_name: str, check: Check = anybody, log_id: int | None = None
+        self,
+        name: str,
+        new_name: str,
+        check: Check = anybody,
+        log_id: int | None = None,
+        version: int | None = None,
     ) -> LogInfo:
         """Rename a log; it inherits from its new directory.
 
@@ -461,8 +467,9 @@ class LogTree:
         Args:
             check: whether the caller may; see `log_rights`.
             log_id: as in `delete`.
+            version: as in `set_attributes`.
         Raises:
-            AccessDenied: `check` says so.
+            Fenced, AccessDenied: as in `set_attributes`.
             UnknownLog: the log does not exist.
             LogExists: the new name is taken.
             BadSetting: a name is wrong, or the log could not have its attributes there.
@@ -476,10 +483,10 @@ class LogTree:
             return info
         await self.planned(new_name, info.own, info.attributes)
         try:
-            await self.move(info.log_id, name, new_name, check)
-        except Rejected:
-            # Another call came first: the log has gone, or asks for a token now. The claim on the
-            # new name would be in the way of others for good.
+            await self.move(info.log_id, name, new_name, check, version)
+        except (Rejected, Fenced):
+            # Another call came first: the log has gone or changed, or asks for a token now. The
+            # claim on the new name would be in the way of others for good.
             await self._entries.remove_name(new_name, info.log_id)
             raise
         return await self._finish_rename(name, new_name, info.log_id)
@@ -508,7 +515,9 @@ class LogTree:
             raise unknown(new_name)
         return renamed
 
-    async def move(self, log_id: LogId, name: str, new_name: str | None, check: Check) -> None:
+    async def move(
+        self, log_id: LogId, name: str, new_name: str | None, check: Check, version: int | None
+    ) -> None:
         """Give a log its new name, or delete it, by the one write that decides.
 
         The log's entry is read, then the new name is claimed, then the entry is written if it has
@@ -516,7 +525,7 @@ class LogTree:
         `LogEntries.remove_name`.
 
         Raises:
-            UnknownLog: the log has gone from `name` meanwhile.
+            Fenced, UnknownLog: the log has changed, or gone from `name`, meanwhile.
             LogExists: the new name is taken.
             AccessDenied: `check` says so.
         """
@@ -534,6 +543,9 @@ class LogTree:
                 return
             if not log.is_at(name):
                 raise unknown(name)
+            # Not by the name: a rename back looks like what the caller of a late rename saw.
+            if version not in (None, found.version):
+                raise Fenced(f"{id_key(log_id)} was changed since it was looked at")
             was = self._whole(name, log.attributes, directories)
             if new_name is None:
                 check(name, was, None)

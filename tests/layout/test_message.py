@@ -238,7 +238,7 @@ CALLS: list[Call] = [
     ),
     AskDirectory("/"), AskEpochs("/orders"), DeleteLog("/orders"),
     RenameLog("/orders", "/o"), RaiseToken("/orders", 5, "worker"),
-    AskVersion("/orders", 5),
+    AskVersion("/orders", 5), RenameLog("/orders", "/o", 5, 17),
     SetAttributes("/", LogAttributes(nodeset_size=4), ["backlog_s"]),
     TellNodesets(9, 5, [EpochNodes(1, [1, 2, 3], 3, 2)]), AskNodesets(9),
     TellNodesets(9, 1, [EpochNodes(1, [1, 2, 3], 3, 2)], begins=True),

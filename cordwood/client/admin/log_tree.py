@@ -6,11 +6,12 @@ Source: docs/design.md §7; docs/sources/logdevice.md 1 ("LogsConfig").
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from cordwood.client.cluster import Cluster, LogInfo, log_info
 from cordwood.client.find.log_info import take_unread
 from cordwood.errors import AccessDenied, Fenced, UnknownLog, Unreachable
+from cordwood.layout.message import Reply
 from cordwood.layout.message_logs import (
     AskDirectory,
     AskEpochs,
@@ -153,28 +154,32 @@ class LogTree:
         """
         check_attributes(attributes)
         number, tokens = await self._meant(path)
-        await self._set_seen(path, number, attributes, unset, tokens)
+        await self._change_seen(
+            path,
+            number,
+            lambda version: SetAttributes(
+                path, attributes, [*unset], number, version, tokens=tokens
+            ),
+        )
         self._cluster.forget_log(path)
 
-    async def _set_seen(
-        self,
-        path: str,
-        number: int | None,
-        attributes: LogAttributes,
-        unset: Sequence[str],
-        tokens: list[str],
-    ) -> None:
-        """Set the attributes by compare-and-set. If another change came first, try again."""
+    async def _change_seen(
+        self, path: str, number: int | None, change: Callable[[int], SetAttributes | RenameLog]
+    ) -> Reply:
+        """Make a change by compare-and-set. If another change came first, try again.
+
+        Args:
+            change: the call that changes the entry's version, as the client saw it.
+        """
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self._timeout_s
         while True:
             left = max(0.0, deadline - loop.time())
             seen = await self._cluster.call_any(AskVersion(path, number), timeout_s=left)
             assert isinstance(seen, VersionReply), "AskVersion is answered with a version"
-            call = SetAttributes(path, attributes, [*unset], number, seen.version, tokens=tokens)
+            call, left = change(seen.version), max(0.0, deadline - loop.time())
             try:
-                await self._cluster.call_any(call, timeout_s=max(0.0, deadline - loop.time()))
-                return
+                return await self._cluster.call_any(call, timeout_s=left)
             except Fenced as error:
                 # An earlier try of this call may have been done: then this try changes nothing.
                 if loop.time() >= deadline:
@@ -218,8 +223,11 @@ class LogTree:
             BadSetting: a name is wrong, or the log could not have its attributes there.
         """
         number, tokens = await self._meant(log)
-        call = RenameLog(log, new_name, number, tokens=tokens)
-        reply = await self._cluster.call_any(call, timeout_s=self._timeout_s)
+        reply = await self._change_seen(
+            log,
+            number,
+            lambda version: RenameLog(log, new_name, number, version, tokens=tokens),
+        )
         assert isinstance(reply, LogReply), "RenameLog is answered with a log"
         self._cluster.forget_log(log)
         self._cluster.forget_log(new_name)  # the log that had it before

@@ -136,13 +136,25 @@ async def _given_up_blindly(self: LogEntries, name: str, log_id: LogId, log: Log
 
 
 async def _claims_last(
-    right: Any, self: LogTree, log_id: LogId, name: str, new_name: str | None, check: Any
+    right: Any,
+    self: LogTree,
+    log_id: LogId,
+    name: str,
+    new_name: str | None,
+    check: Any,
+    version: int | None,
 ) -> None:
     twin: Any = type(self)(self._store, self._defaults)
     twin._entries.claim = _nothing
-    await right(twin, log_id, name, new_name, check)
+    await right(twin, log_id, name, new_name, check, version)
     if new_name is not None:
         await self._entries.claim(new_name, log_id)
+
+
+async def _of_any_version(
+    right: Any, self: LogTree, log_id: LogId, name: str, new_name: Any, check: Any, version: Any
+) -> None:
+    await right(self, log_id, name, new_name, check, None)
 
 
 async def _from_memory(
@@ -250,6 +262,10 @@ BUGS = (
     PlantedBug("name-claimed-last", "a log goes to its new name before the name is claimed",
                at(LogTree.move).around(_claims_last),
                scenario=appending_scenarios.CROSSINGS),
+    PlantedBug("rename-any-version", "a late rename undoes a rename back that its caller did not see: "
+                                     "the next append by the name makes another log",
+               at(LogTree.move).around(_of_any_version),
+               scene="tests/client/admin/test_late_changes.py"),
     PlantedBug("torn-attributes", "a log and its directories are read at two moments",
                at(LogTree._still).instead(_of_two_moments),
                scene="tests/metadata/test_log_tree.py"),

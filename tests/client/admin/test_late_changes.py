@@ -146,6 +146,67 @@ class TestLate:
             attributes = (await store.log("/a")).attributes
             assert (attributes.backlog_s, attributes.nodeset_size) == (60.0, 3)
 
+    @as_scenario(simulate, nodes=5)
+    async def test_a_rename_that_was_stopped_undoes_no_later_rename_back(
+        self, cluster: ClusterAtHand
+    ) -> None:
+        """The next append by the name made another log."""
+        async with cluster.client(timeout_s=30) as store, cluster.client() as other:
+            await other.append("/a", b"1")
+
+            stops = iter([True])
+
+            async def stop_once(message: Call) -> None:
+                if isinstance(message, RenameLog) and next(stops, False):
+                    # The call reaches the node, which stops before it answers.
+                    asyncio.get_running_loop().call_later(0.004, cluster.machine(1).pause)
+
+            noted(store, stop_once)
+            await store.log_tree.rename("/a", "/b")
+            await other.log_tree.rename("/b", "/a")
+            cluster.machine(1).resume()
+            await asyncio.sleep(LATE_S)
+            await other.append("/a", b"2")
+            assert await values(other, "/a") == [b"1", b"2"]
+            await other.create_log("/b")  # The late call gave its claim on the name back.
+
+    @as_scenario(simulate)
+    async def test_a_late_rename_moves_no_log_that_was_renamed_back(
+        self, cluster: ClusterAtHand
+    ) -> None:
+        """What was renamed back looks like what the late call's client saw."""
+        async with cluster.client() as store:
+            await store.append("/a", b"0")
+            tree, calls = store.log_tree, noted(store)
+            await tree.rename("/a", "/b")
+            late = calls[-1]
+            again = await store._cluster.call_any(late, timeout_s=5)
+            assert isinstance(again, LogReply)
+            assert again.name == "/b", "it is there already"
+            await tree.rename("/b", "/a")
+            with pytest.raises(Fenced, match="was changed since it was looked at"):
+                await store._cluster.call_any(late, timeout_s=5)
+            assert set((await tree.names()).values()) == {"/a"}
+            with planted(find_bug("rename-any-version")):
+                await store._cluster.call_any(late, timeout_s=5)
+            assert set((await tree.names()).values()) == {"/b"}
+
+    @as_scenario(simulate)
+    async def test_a_log_that_was_changed_meanwhile_is_renamed_all_the_same(
+        self, cluster: ClusterAtHand
+    ) -> None:
+        async with cluster.client() as store, cluster.client() as other:
+            await store.append("/a", b"0")
+            others = iter([2.0, 3.0])
+
+            async def change_first(message: Call) -> None:
+                if isinstance(message, RenameLog) and (next_s := next(others, 0.0)):
+                    await other.log_tree.set_attributes("/a", LogAttributes(backlog_s=next_s))
+
+            noted(store, change_first)
+            renamed = await store.log_tree.rename("/a", "/b")
+            assert (renamed.name, renamed.attributes.backlog_s) == ("/b", 3.0)
+
     @as_scenario(simulate)
     async def test_a_second_try_of_a_creation_finds_the_log_of_the_first(
         self, cluster: ClusterAtHand
