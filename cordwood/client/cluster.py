@@ -70,6 +70,8 @@ class Cluster(LogFinding):
         statuses: last reported statuses of nodes that are not fully authoritative; see
             `Nodes.set_authority`.
         on_statuses: called when a status changed, with True if a node's data now lies elsewhere.
+        unanswered: numbers of logs, by changes of their names that had no answer; see
+            `admin.log_tree`.
     """
 
     def __init__(
@@ -104,6 +106,7 @@ class Cluster(LogFinding):
         self._checking: dict[NodeId, asyncio.Task[None]] = {}
         self.statuses: dict[NodeId, Authority] = {}
         self.on_statuses: Callable[[bool], None] | None = None
+        self.unanswered: dict[tuple[str, ...], int] = {}
         self._nodesets: dict[tuple[tuple[int, ...], tuple[str, ...]], Nodeset] = {}
         self.peers = Peers(host, self._hello, tasks, self)
         self._refresher: asyncio.Task[None] | None = None

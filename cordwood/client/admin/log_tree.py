@@ -6,11 +6,20 @@ Source: docs/design.md §7; docs/sources/logdevice.md 1 ("LogsConfig").
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
 
 from cordwood.client.cluster import Cluster, LogInfo, log_info
 from cordwood.client.find.log_info import take_unread
-from cordwood.errors import AccessDenied, Fenced, UnknownLog, Unreachable
+from cordwood.errors import (
+    AccessDenied,
+    Fenced,
+    OutcomeUnknown,
+    Retryable,
+    UnknownLog,
+    Unreachable,
+)
+from cordwood.layout.log_names import normalise_name
 from cordwood.layout.message import Reply
 from cordwood.layout.message_logs import (
     AskDirectory,
@@ -33,6 +42,10 @@ from cordwood.layout.message_rights import (
 )
 from cordwood.log_attributes import LogAttributes, check_attributes, token_digest
 from cordwood.settings import ClientSettings
+
+UNANSWERED_MAX = 256
+"""The number of deletions and renames without an answer that a store remembers, to recognise their
+repeats."""
 
 
 def check_write_token(info: LogInfo | LogReply, tokens: Sequence[str]) -> None:
@@ -77,8 +90,9 @@ def check_read_token(info: LogInfo, tokens: Sequence[str]) -> str:
 
 
 class LogTree:
-    """See the module. Every call may also raise Unreachable and OutcomeUnknown. It may be done
-    then, and may be made again: it means the log that has the name by then (see `delete`)."""
+    """See the module. Every call may also raise Unreachable and OutcomeUnknown: it may then
+    be made again. A deletion or a rename may be done by then, and another log may have the
+    name. Made again in the same store it means the same log; elsewhere, give it `log_id`."""
 
     def __init__(self, cluster: Cluster, settings: ClientSettings) -> None:
         self._cluster = cluster
@@ -111,6 +125,42 @@ class LogTree:
         wanted = {digest for each in asked for digest in (each.write_token, each.read_token)}
         return log, [token for token in self._tokens if token_digest(token) in wanted][:TOKENS_MAX]
 
+    async def _still_meant(
+        self, change: tuple[str, ...], log_id: int | None
+    ) -> tuple[int | None, list[str]]:
+        """As `_meant`, for a caller that means a log by its number, or by an equal change that had
+        no answer.
+
+        Args:
+            change: the verb, the log's name, and for a rename the new name.
+        Raises:
+            UnknownLog: another log has the name.
+        """
+        verb, name, *_ = change
+        number, tokens = await self._meant(name)
+        wanted = self._cluster.unanswered.get(change) if log_id is None else log_id
+        if wanted is None:
+            return number, tokens
+        if number not in (0, wanted):
+            self._cluster.unanswered.pop(change, None)
+            raise UnknownLog(f"{name} is not log {wanted} any more: nothing was {verb}")
+        # If no log has the name, an earlier try may have been done. The node finds it by number.
+        return wanted, tokens
+
+    @contextlib.contextmanager
+    def _remembered(self, change: tuple[str, ...], number: int | None) -> Iterator[None]:
+        """A change that was not answered may be done; made again, it means the same log."""
+        unanswered = self._cluster.unanswered
+        unanswered.pop(change, None)
+        try:
+            yield
+        except (Retryable, OutcomeUnknown, asyncio.CancelledError):
+            if number:
+                unanswered[change] = number
+            while len(unanswered) > UNANSWERED_MAX:
+                unanswered.pop(next(iter(unanswered)))
+            raise
+
     async def names(self, prefix: str = "/", *, unread: list[str] | None = None) -> dict[int, str]:
         """The names of all logs below a path, by number: `Store.logs` at a third of its cost.
 
@@ -135,6 +185,8 @@ class LogTree:
         reply = await self._cluster.call_any(call, timeout_s=self._timeout_s)
         assert isinstance(reply, LogReply), "CreateLog is answered with a log"
         self._cluster.forget_log(log)  # the log that had the name before
+        for change in [each for each in self._cluster.unanswered if each[1] == reply.name]:
+            self._cluster.unanswered.pop(change)
         return log_info(reply)
 
     async def set_attributes(
@@ -200,34 +252,37 @@ class LogTree:
 
         Args:
             log_id: the number of the log that the caller means; None for the log that has the name
-                by now. A deletion without an answer is made again with it: it may be done, and
-                another log may have taken the name.
+                by now, or that an equal call of this store without an answer meant.
         Raises:
             UnknownLog: the log does not exist, or the name has moved away from it.
             AccessDenied: it has a write token that this client does not have.
         """
-        number, tokens = await self._meant(log)
-        if log_id is not None and number != log_id:
-            raise UnknownLog(f"{log} is not log {log_id} any more: nothing was deleted")
+        change = ("deleted", normalise_name(log))
+        number, tokens = await self._still_meant(change, log_id)
         call = DeleteLog(log, number, tokens=tokens)
-        await self._cluster.call_any(call, timeout_s=self._timeout_s)
+        with self._remembered(change, number):
+            await self._cluster.call_any(call, timeout_s=self._timeout_s)
         self._cluster.forget_log(log)
 
-    async def rename(self, log: str, new_name: str) -> LogInfo:
+    async def rename(self, log: str, new_name: str, log_id: int | None = None) -> LogInfo:
         """Give a log another name.
 
+        Args:
+            log_id: as of `delete`.
         Raises:
-            UnknownLog: the log does not exist.
+            UnknownLog: the log does not exist, or the name has moved away from it.
             LogExists: the new name is taken.
             AccessDenied: it takes a token that this client does not have.
             BadSetting: a name is wrong, or the log could not have its attributes there.
         """
-        number, tokens = await self._meant(log)
-        reply = await self._change_seen(
-            log,
-            number,
-            lambda version: RenameLog(log, new_name, number, version, tokens=tokens),
-        )
+        change = ("renamed", normalise_name(log), normalise_name(new_name))
+        number, tokens = await self._still_meant(change, log_id)
+        with self._remembered(change, number):
+            reply = await self._change_seen(
+                log,
+                number,
+                lambda version: RenameLog(log, new_name, number, version, tokens=tokens),
+            )
         assert isinstance(reply, LogReply), "RenameLog is answered with a log"
         self._cluster.forget_log(log)
         self._cluster.forget_log(new_name)  # the log that had it before

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable, Mapping
+import contextlib
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
 from typing import Any
 from zlib import crc32
 
 import msgspec
 
 from cordwood.admin import consumer_calls
+from cordwood.client.admin import log_tree as client_tree
 from cordwood.client.admin.positions import Positions
 from cordwood.client.append.producer import Producer
 from cordwood.client.find import tail_calls
@@ -157,6 +159,11 @@ async def _of_any_version(
     await right(self, log_id, name, new_name, check, None)
 
 
+@contextlib.contextmanager
+def _forgotten(self: client_tree.LogTree, change: Any, number: Any) -> Iterator[None]:
+    yield
+
+
 async def _from_memory(
     finding: LogFinding,
     logs: Iterable[AnyLog],
@@ -266,6 +273,10 @@ BUGS = (
                                      "the next append by the name makes another log",
                at(LogTree.move).around(_of_any_version),
                scene="tests/client/admin/test_late_changes.py"),
+    PlantedBug("repeat-by-new-name", "a deletion or a rename without an answer changes another log that "
+                                     "took the name when it is made again",
+               at(client_tree.LogTree._remembered).instead(_forgotten),
+               scene="tests/client/admin/test_changes_again.py"),
     PlantedBug("torn-attributes", "a log and its directories are read at two moments",
                at(LogTree._still).instead(_of_two_moments),
                scene="tests/metadata/test_log_tree.py"),
