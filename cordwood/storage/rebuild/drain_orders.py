@@ -18,7 +18,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Set
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from msgspec.structs import replace
 
@@ -39,6 +39,7 @@ from cordwood.storage.rebuild.order_events import (
 )
 
 if TYPE_CHECKING:
+    from cordwood.metadata.event_log import Holds
     from cordwood.storage.rebuild.epoch_nodesets import ReadRecord
 
 logger = logging.getLogger(__name__)
@@ -51,6 +52,12 @@ LATE_S = 1.0
 this node dead. So this node may have been paused, and the order may have been taken back."""
 
 CheckPlaces = Callable[[NodeId, RebuildingSet], Awaitable[None]]
+
+
+class Say(Protocol):
+    """Adds an event if a condition holds for the very set that it follows; see `EventLog.say`."""
+
+    async def __call__(self, event: RebuildEvent, holds: Holds | None = None) -> Verdict: ...
 
 
 class Came(NamedTuple):
@@ -89,7 +96,7 @@ class DrainOrders:
         self,
         known: Callable[[], RebuildingSet],
         refresh: Callable[..., Awaitable[None]],
-        say: Callable[..., Awaitable[Verdict]],
+        say: Say,
         read_record: ReadRecord,
         members: Callable[[], Mapping[NodeId, Member]],
         dead: Callable[[], Set[NodeId]],
