@@ -29,9 +29,9 @@ from cordwood.storage.logs_db.partition import Part as Reading
 from cordwood.storage.said_once import SaidOfEach, SaidOnce
 from cordwood.tier.log_manifest import LogManifest
 from cordwood.tier.origin import check_origin
-from cordwood.tier.presence import Presence
+from cordwood.tier.presence import Presence, lost_entries
 from cordwood.tier.repair import end_of_objects, find_logs
-from cordwood.tiered import Entry, is_lost
+from cordwood.tiered import Entry
 from cordwood.uploading.main_looks import MainLooks
 from cordwood.uploading.objects_at_hand import ObjectsAtHand
 from cordwood.uploading.tiered_logs import TieredLogs, policy_of
@@ -331,14 +331,9 @@ class LocalDrops:
     ) -> Entry | None:
         """The first range from `lsn` on that main storage lost and of which this node has
         records."""
-        while lsn <= last and (page := await manifest.entries(lsn)):
-            for entry in page:
-                is_here = is_lost(entry) and entry.first <= last
-                if is_here and not await self._stays_without(
-                    log, max(lsn, entry.first), entry.last
-                ):
-                    return entry
-            lsn = page[-1].last + 1
+        for entry in await lost_entries(manifest, lsn, last):
+            if not await self._stays_without(log, max(lsn, entry.first), entry.last):
+                return entry
         return None
 
 
