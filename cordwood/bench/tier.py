@@ -344,7 +344,8 @@ async def _read(store: ObjectStore, host: Host) -> tuple[float, int]:
     rows = 0
     gatherer = BatchGatherer(COLUMNS, None)
     began = perf_counter()
-    async with HistoryReader(store, manifest, host, LOG, make_lsn(1, 1)) as history:
+    # As a client's stream reads for `arrow`.
+    async with HistoryReader(store, manifest, host, LOG, make_lsn(1, 1), as_rows=True) as history:
         async for item in history:
             if isinstance(item, Gap):
                 continue

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from crc32c import crc32c
 
+from cordwood.layout.object_rows import RowBlock
 from cordwood.layout.waves import StoredBlock
 from cordwood.nodes import NodeId
 from cordwood.protocol.gap_detection import Delivery
@@ -20,13 +21,15 @@ class HeldBlock:
 
     Attributes:
         size: bytes of the block in its frame.
+        rows: the block as rows, if main storage gave it so; then `stored` has no body.
     """
 
-    __slots__ = ("_is_intact", "header", "node", "size", "stored")
+    __slots__ = ("_is_intact", "header", "node", "rows", "size", "stored")
 
-    def __init__(self, node: NodeId, stored: StoredBlock) -> None:
+    def __init__(self, node: NodeId, stored: StoredBlock, rows: RowBlock | None = None) -> None:
         self.node = node
         self.stored = stored
+        self.rows = rows
         self.header = stored.header
         self.size = stored.wire_bytes
         self._is_intact: bool | None = None

@@ -87,22 +87,28 @@ class TierStore:
         found = await self._opened(info)
         return found if found.head is not None else None
 
-    async def history(self, info: LogInfo, start: int, until: int) -> HistoryReader:
+    async def history(
+        self, info: LogInfo, start: int, until: int, *, as_rows: bool = False
+    ) -> HistoryReader:
         """A log's history from an LSN to another; the manifest is read anew.
 
+        Args:
+            as_rows: see `HistoryReader`.
         Raises:
             BadSetting: the store holds another cluster's log of this number.
         """
         manifest, log = await self._opened(info), int(info.log_id)
         objects = await self.objects()
-        return HistoryReader(objects, manifest, self._host, log, start, until, cache=self._cache)
+        return HistoryReader(
+            objects, manifest, self._host, log, start, until, cache=self._cache, as_rows=as_rows
+        )
 
     def read(
         self, info: LogInfo, start: int, until: int, on_news: Callable[[], object], *,
-        payloads: bool,
+        payloads: bool, as_rows: bool,
     ) -> TierRead:  # fmt: skip
         """Begin to read a log from an LSN to another; see `TierRead`."""
-        opening = partial(self.history, info)
+        opening = partial(self.history, info, as_rows=as_rows and payloads)
         made = TierRead(opening, info.log_id, start, until, on_news, payloads=payloads)
         made.start(self._tasks)
         return made

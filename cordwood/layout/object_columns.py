@@ -213,24 +213,37 @@ def rows_to_blocks(rows: pa.Table, *, verify: bool = True) -> Iterator[tuple[Blo
     if rows.num_rows == 0:
         return
     columns = {name: _whole(rows, name) for name in BODY_COLUMNS}
-    starts = np.flatnonzero(_valid(columns["block"])).tolist()
-    if not starts or starts[0] != 0:
-        raise Malformed("rows of an object do not begin with a block")
-    marks = columns["block"].drop_null().to_pylist()
-    wholes = columns["body"].take(starts).to_pylist()
+    found = block_starts(rows)
+    wholes = columns["body"].take([start for _, start in found]).to_pylist()
     reader = _RowReader(columns)
-    stops = [*starts[1:], rows.num_rows]
-    for packed, whole, start, stop in zip(marks, wholes, starts, stops, strict=True):
-        header = _header_of(packed)
-        if header.count != stop - start:
-            raise Malformed(f"{header.count} records of a block in {stop - start} rows")
-        raw = whole if whole is not None else reader.body(start, stop)
+    for (header, start), whole in zip(found, wholes, strict=True):
+        raw = whole if whole is not None else reader.body(start, start + header.count)
         if len(raw) != header.raw_bytes or (verify and crc32c(raw) != header.raw_crc):
             raise ChecksumMismatch(
                 f"the body of log {header.log} at {Lsn(header.first)} does not come back from its "
                 "rows: its checksum is another"
             )
         yield header, raw
+
+
+def block_starts(rows: pa.Table) -> list[tuple[BlockHeader, int]]:
+    """The header and the first row of each block in these rows. The first row must begin a block.
+
+    Args:
+        rows: with the column `block`; at least one.
+    Raises:
+        Malformed: the rows are no blocks.
+    """
+    marks = _whole(rows, "block")
+    starts = np.flatnonzero(_valid(marks)).tolist()
+    if not starts or starts[0] != 0:
+        raise Malformed("rows of an object do not begin with a block")
+    headers = [_header_of(packed) for packed in marks.drop_null().to_pylist()]
+    stops = [*starts[1:], rows.num_rows]
+    for header, start, stop in zip(headers, starts, stops, strict=True):
+        if header.count != stop - start:
+            raise Malformed(f"{header.count} records of a block in {stop - start} rows")
+    return list(zip(headers, starts, strict=True))
 
 
 def _header_of(packed: bytes) -> BlockHeader:

@@ -307,13 +307,31 @@ def piece_blocks(
     """
     expected = piece.first
     for header, raw in rows_to_blocks(rows.slice(piece.row, piece.rows), verify=verify):
-        if header.log != log or header.first != expected or header.last > piece.last:
-            raise Malformed(
-                f"a block of log {header.log} at {Lsn(header.first)} stands where one of log {log} "
-                f"at {Lsn(expected)} should"
-            )
+        check_place(piece, header, expected, log=log)
         expected = header.last + 1
         yield header, raw
+    check_end(piece, expected, log=log)
+
+
+def check_place(piece: Piece, header: BlockHeader, expected: int, *, log: int) -> None:
+    """Check that a block of a piece is the one that begins at the LSN `expected`.
+
+    Raises:
+        Malformed: it is not.
+    """
+    if header.log != log or header.first != expected or header.last > piece.last:
+        raise Malformed(
+            f"a block of log {header.log} at {Lsn(header.first)} stands where one of log {log} "
+            f"at {Lsn(expected)} should"
+        )
+
+
+def check_end(piece: Piece, expected: int, *, log: int) -> None:
+    """Check that a piece ends before the LSN `expected`.
+
+    Raises:
+        Malformed: it does not.
+    """
     if expected != piece.last + 1:
         raise Malformed(f"a piece of log {log} ends at {Lsn(expected)}, before {Lsn(piece.last)}")
 

@@ -8,6 +8,9 @@ The LSNs and log numbers in the rows are compared with the index too.
 
 The column `log` has the name that the reader knows, and not that of the upload.
 
+A client's stream gives blocks, and its reader may ask for columns. So `piece_row_blocks` gives
+blocks that are rows. A body is made only if the reader asks for records after all.
+
 Source: docs/objects.md, "Objects" and "Damage".
 """
 
@@ -19,10 +22,16 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from cordwood.block import BlockHeader, Buffer
 from cordwood.errors import Malformed
 from cordwood.layout.arrow import batch_schema
-from cordwood.layout.object_columns import SOURCE_COLUMNS
-from cordwood.layout.object_file import Piece
+from cordwood.layout.object_columns import (
+    BODY_COLUMNS,
+    SOURCE_COLUMNS,
+    block_starts,
+    rows_to_blocks,
+)
+from cordwood.layout.object_file import Piece, check_end, check_place
 from cordwood.lsn import ESN_MAX, Lsn
 
 if TYPE_CHECKING:
@@ -32,6 +41,10 @@ _MADE = ("log", "log_id", "lsn", "epoch", "offset")
 """Columns that follow from the place of a row."""
 
 _COMPARED = ("log_id", "lsn")
+
+ROW_BLOCK_COLUMNS = (*BODY_COLUMNS, "append_time", *_COMPARED)
+"""The columns from which blocks are made that are rows: all that a reader may ask for, and what a
+body needs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +82,54 @@ class LogRows:
             yield _batch(self.cut(first, last), name, columns)
 
 
+@dataclass(frozen=True, slots=True)
+class RowBlock:
+    """A block's records as rows.
+
+    Attributes:
+        header: the block's, as it was appended.
+        piece: the rows of all blocks around it, so that a run of blocks is cut from them at once.
+        table: these rows with BODY_COLUMNS.
+    """
+
+    header: BlockHeader
+    piece: LogRows
+    table: pa.Table
+
+    def body(self) -> Buffer:
+        """Make the block's body, uncompressed.
+
+        Raises:
+            ChecksumMismatch: it is not the appended body.
+        """
+        at = self.header.first - self.piece.first
+        rows = self.table.slice(at, self.header.count)
+        [(_, body)] = rows_to_blocks(rows)
+        return body
+
+
+def piece_row_blocks(piece: Piece, rows: pa.Table, *, log: int) -> list[RowBlock]:
+    """The blocks of a piece, as rows.
+
+    Args:
+        rows: its row group's, with ROW_BLOCK_COLUMNS.
+        log: the log of the piece.
+    Raises:
+        Malformed: they are rows or blocks of another place.
+    """
+    whole = rows.slice(piece.row, piece.rows).combine_chunks()
+    taken = _checked(piece, whole, log)
+    table = whole.select(BODY_COLUMNS)
+    blocks: list[RowBlock] = []
+    expected = piece.first
+    for header, _ in block_starts(whole):
+        check_place(piece, header, expected, log=log)
+        expected = header.last + 1
+        blocks.append(RowBlock(header, taken, table))
+    check_end(piece, expected, log=log)
+    return blocks
+
+
 def file_columns(columns: Sequence[str]) -> tuple[str, ...]:
     """The columns of an object from which these columns of a reader are made.
 
@@ -92,7 +153,11 @@ def piece_rows(piece: Piece, rows: pa.Table, *, log: int) -> LogRows:
     Raises:
         Malformed: they are rows of another place.
     """
-    rows = rows.slice(piece.row, piece.rows).combine_chunks()
+    return _checked(piece, rows.slice(piece.row, piece.rows).combine_chunks(), log)
+
+
+def _checked(piece: Piece, rows: pa.Table, log: int) -> LogRows:
+    """The records of a piece, of rows that are the piece's alone."""
     lsns = rows.column("lsn").to_numpy()
     logs = rows.column("log_id").to_numpy()
     wanted = np.arange(piece.first, piece.last + 1, dtype=np.int64)

@@ -17,17 +17,23 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import NamedTuple
 
 from cordwood.block import BlockHeader, Buffer
+from cordwood.layout.object_rows import RowBlock
 
 
 class GroupKey(NamedTuple):
-    """A row group's blocks of one log."""
+    """A row group's blocks of one log.
+
+    Attributes:
+        as_rows: whether the blocks are rows, for readers of columns.
+    """
 
     name: str
     group: int
     log: int
+    as_rows: bool
 
 
-Blocks = Sequence[tuple[BlockHeader, Buffer]]
+Blocks = Sequence[tuple[BlockHeader, Buffer | RowBlock]]
 """Headers, and bodies uncompressed, in order."""
 
 

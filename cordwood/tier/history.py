@@ -39,6 +39,7 @@ from cordwood.layout.object_file import (
     read_group,
 )
 from cordwood.layout.object_names import SHARED
+from cordwood.layout.object_rows import ROW_BLOCK_COLUMNS, RowBlock, piece_row_blocks
 from cordwood.layout.object_writer import GROUP_BYTES
 from cordwood.lsn import LSN_MAX, Lsn
 from cordwood.tier.block_cache import BlockCache, Blocks, GroupKey
@@ -65,17 +66,26 @@ class HistoryBlock:
 
     Attributes:
         header: as it was appended; its codec, stored length and CRC are those of the nodes' copy.
-        raw: all of its body, uncompressed, and compared with its CRC.
+        body: all of it, uncompressed, and compared with its CRC; or rows, from which it is made.
     """
 
     header: BlockHeader
-    raw: Buffer
+    body: Buffer | RowBlock
     first: int
     last: int
 
+    @property
+    def raw(self) -> Buffer:
+        """All of the body, uncompressed.
+
+        Raises:
+            ChecksumMismatch: rows do not give the appended body.
+        """
+        return self.body.body() if isinstance(self.body, RowBlock) else self.body
+
     def cut(self, first: int, last: int) -> HistoryBlock:
         """The records `[first, last]`, which lie within."""
-        return HistoryBlock(self.header, self.raw, first, last)
+        return HistoryBlock(self.header, self.body, first, last)
 
 
 HistoryItem = HistoryBlock | Gap
@@ -427,6 +437,8 @@ class HistoryReader(HistorySpans[HistoryBlock]):
 
     Args:
         cache: of row groups, shared with other readers of the store; None for none.
+        as_rows: give each block as rows, and make no bodies. A reader of columns takes a third less
+            processor time so.
     """
 
     def __init__(
@@ -440,22 +452,31 @@ class HistoryReader(HistorySpans[HistoryBlock]):
         *,
         ahead_bytes_max: int = AHEAD_BYTES_MAX,
         cache: BlockCache | None = None,
+        as_rows: bool = False,
     ) -> None:
         super().__init__(store, manifest, host, log, start, until, ahead_bytes_max=ahead_bytes_max)
         self._cache = cache or BlockCache(0)
+        self._as_rows = as_rows
 
     def _wants(self, name: str, number: int) -> bool:
-        return GroupKey(name, number, self._log) not in self._cache
+        return self._key(name, number) not in self._cache
+
+    def _key(self, name: str, number: int) -> GroupKey:
+        return GroupKey(name, number, self._log, self._as_rows)
 
     async def _parts(self, name: str, number: int, load: Load) -> Sequence[HistoryBlock]:
         def check(footer: Footer, content: bytes) -> Blocks:
-            rows = read_group(footer, number, content, BODY_COLUMNS)
             pieces = pieces_of(footer, self._log, number)
+            if self._as_rows:
+                rows = read_group(footer, number, content, ROW_BLOCK_COLUMNS)
+                found = [piece_row_blocks(piece, rows, log=self._log) for piece in pieces]
+                return [(each.header, each) for blocks in found for each in blocks]
+            rows = read_group(footer, number, content, BODY_COLUMNS)
             return [each for piece in pieces for each in piece_blocks(piece, rows, log=self._log)]
 
-        key = GroupKey(name, number, self._log)
+        key = self._key(name, number)
         found = await self._cache.blocks(key, partial(self._checked, load, check))
-        return [HistoryBlock(header, raw, header.first, header.last) for header, raw in found]
+        return [HistoryBlock(header, body, header.first, header.last) for header, body in found]
 
 
 def pieces_of(footer: Footer, log: int, number: int) -> list[Piece]:

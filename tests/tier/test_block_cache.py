@@ -24,7 +24,7 @@ BODY = blocks_of(1000)[0][0].raw_bytes
 
 
 def key(number: int) -> GroupKey:
-    return GroupKey("logs/1/objects/a", number, 1)
+    return GroupKey("logs/1/objects/a", number, 1, as_rows=False)
 
 
 class Fetches:

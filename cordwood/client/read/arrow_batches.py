@@ -9,6 +9,7 @@ Source: docs/sources/spark.md §3 (8 k rows or 4 MiB a batch); docs/design.md §
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence, Set
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from cordwood.block import Codec, Record
@@ -40,6 +41,16 @@ COPY_BYTES_MAX = 128 << 10
 machine; an extra batch costs its receiver about 30."""
 
 
+@dataclass(slots=True)
+class _Run:
+    """The records `[first, last]` of a piece of an object, from one block or several."""
+
+    name: str
+    piece: LogRows
+    first: int
+    last: int
+
+
 class BatchGatherer:
     """Makes batches of about ROWS_MAX rows or BATCH_BYTES of blocks of any size.
 
@@ -64,6 +75,7 @@ class BatchGatherer:
             self._asked = (*self.columns, "key")
         self._log = (0, "")
         self._records: list[Record] = []
+        self._run: _Run | None = None
         self._batches: list[pa.RecordBatch] = []
         self._rows = 0
         self._bytes = 0
@@ -74,6 +86,10 @@ class BatchGatherer:
         Raises:
             Corrupt: its body cannot be read.
         """
+        if (rows := delivery.block.rows) is not None:
+            yield from self._add_to_run(name, rows.piece, delivery.first, delivery.last)
+            return
+        yield from self._end_run()
         header = delivery.block.header
         # The read stream checked the stored bytes on arrival; decompressed bytes are new.
         verify = header.codec is not Codec.NONE
@@ -99,12 +115,33 @@ class BatchGatherer:
 
     def add_rows(self, name: str, rows: LogRows) -> Iterator[pa.RecordBatch]:
         """Take records of the log `name` that are rows already; yields as `add` does."""
-        record_bytes = rows.bytes / (rows.last - rows.first + 1)
-        step = max(1, min(ROWS_MAX, round(BATCH_BYTES / max(1, record_bytes))))
+        yield from self._end_run()
+        step = _rows_of_batch(rows)
+        record_bytes = _record_bytes(rows)
         behind = rows.first
         for batch in rows.batches(name, self._asked, step):
             behind += batch.num_rows
             yield from self._take(batch, behind, round(record_bytes * batch.num_rows), step)
+
+    def _add_to_run(
+        self, name: str, piece: LogRows, first: int, last: int
+    ) -> Iterator[pa.RecordBatch]:
+        """Take a block that is rows. A run of these blocks is cut from their piece at once, because
+        a cut costs more than the rows of a small block."""
+        run = self._run
+        if run is None or run.piece is not piece or run.last + 1 != first or run.name != name:
+            yield from self._end_run()
+            self._close_records()
+            run = self._run = _Run(name, piece, first, last)
+        run.last = last
+        # Trap: `given` is not to pass rows that are still in the run.
+        if run.last - run.first + 1 >= _rows_of_batch(piece):
+            yield from self._end_run()
+
+    def _end_run(self) -> Iterator[pa.RecordBatch]:
+        run, self._run = self._run, None
+        if run is not None:
+            yield from self.add_rows(run.name, run.piece.cut(run.first, run.last))
 
     def _take(
         self, batch: pa.RecordBatch, behind: int, size: int, step: int
@@ -125,6 +162,7 @@ class BatchGatherer:
         """Yield the rows gathered so far, if any."""
         import pyarrow as pa
 
+        yield from self._end_run()
         self._close_records()
         batches, self._batches = self._batches, []
         self._rows = self._bytes = 0
@@ -159,3 +197,12 @@ class BatchGatherer:
             batch = records_to_batch(log, name, self._records, columns=self._asked)
             self._batches.append(batch)
             self._records = []
+
+
+def _record_bytes(rows: LogRows) -> float:
+    return rows.bytes / (rows.last - rows.first + 1)
+
+
+def _rows_of_batch(rows: LogRows) -> int:
+    """The most rows of a batch."""
+    return max(1, min(ROWS_MAX, round(BATCH_BYTES / max(1, _record_bytes(rows)))))

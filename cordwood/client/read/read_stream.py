@@ -437,7 +437,7 @@ class ReadStream(StreamItems):
             on_news = partial(call_weakly, weakref.WeakMethod(self.on_news))
             read = self._tier_read = self._tier.read(
                 self.info, self._buffer.next, self._buffer.tiered_up_to, on_news,
-                payloads=self._payloads,
+                payloads=self._payloads, as_rows=self.wants_columns,
             )  # fmt: skip
         try:
             taken = read.take(self._buffer.next)

@@ -40,10 +40,13 @@ class StreamItems(ABC):
         info: the log.
         until: the last wanted LSN.
         hand: items taken and not given out.
+        wants_columns: whether the application asked for columns. Main storage gives rows from then
+            on, and a record of them costs more.
     """
 
     info: LogInfo
     hand: Hand
+    wants_columns: bool = False
 
     def __init__(
         self, until: int, keys: Collection[bytes] | None, record_keys: bool, *, gaps: bool = True
@@ -169,6 +172,7 @@ class StreamItems(ABC):
         """The maker of batches with these columns from taken items."""
         from cordwood.client.read.arrow_batches import BatchGatherer
 
+        self.wants_columns = True
         return BatchGatherer(columns, self._keys)
 
     async def next_items(self) -> list[Record | Gap]:

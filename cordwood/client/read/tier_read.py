@@ -23,6 +23,7 @@ from cordwood.block import Envelope, Gap
 from cordwood.client.blocks import HeldBlock
 from cordwood.client.find.log_info import LogInfo
 from cordwood.errors import CordwoodError, Malformed, OutcomeUnknown, Retryable
+from cordwood.layout.object_rows import RowBlock
 from cordwood.layout.waves import StoredBlock
 from cordwood.lsn import Lsn, format_lsn
 from cordwood.nodes import NodeId
@@ -59,7 +60,7 @@ class ReadTier(Protocol):
 
     def read(
         self, info: LogInfo, start: int, until: int, on_news: Callable[[], object], *,
-        payloads: bool,
+        payloads: bool, as_rows: bool,
     ) -> TierRead: ...  # fmt: skip
 
 
@@ -186,6 +187,7 @@ def _size(item: HistoryItem) -> int:
 
 def held_block(block: HistoryBlock, *, payloads: bool = True) -> HeldBlock:
     """A block as if a node had sent it: its body uncompressed, with the CRC of its append."""
-    body = block.raw if payloads else b""
     header = block.header.uncompressed()
-    return HeldBlock(FROM_MAIN_STORAGE, StoredBlock(header, _NO_ENVELOPE, b"", body))
+    rows = block.body if payloads and isinstance(block.body, RowBlock) else None
+    body = b"" if isinstance(block.body, RowBlock) or not payloads else block.body
+    return HeldBlock(FROM_MAIN_STORAGE, StoredBlock(header, _NO_ENVELOPE, b"", body), rows)

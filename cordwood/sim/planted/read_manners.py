@@ -32,6 +32,7 @@ from cordwood.errors import Malformed
 from cordwood.layout.key_bits import key_bits
 from cordwood.layout.message import AskReleased, ReleasedReply
 from cordwood.layout.message_logs import EpochNodes
+from cordwood.layout.object_rows import LogRows
 from cordwood.layout.reading import NodeGap
 from cordwood.layout.waves import StoredBlock
 from cordwood.lsn import LSN_MAX, LogId
@@ -87,6 +88,18 @@ def _rest_dropped(
 
 def _is_record(item: Any) -> bool:
     return isinstance(item, Record)
+
+
+def _from_the_beginning(right: Any, self: LogRows, first: int, last: int) -> Any:
+    cut = right(self, first, last)
+    return replace(cut, rows=self.rows.slice(0, last - first + 1))
+
+
+def _counts_as_given(
+    right: Any, self: BatchGatherer, name: str, piece: LogRows, first: int, last: int
+) -> Any:
+    self._gathered = last + 1
+    return right(self, name, piece, first, last)
 
 
 def _whole_block(right: Any, self: BatchGatherer, name: str, delivery: Delivery[HeldBlock]) -> Any:
@@ -265,6 +278,14 @@ BUGS = (
     PlantedBug("arrow-not-clipped", "the first batch of a read that begins inside a block has "
                                     "the whole block",
                at(BatchGatherer.add).around(_whole_block), scenario=scenarios.MANNERS),
+    PlantedBug("run-not-cut", "a batch of rows of main storage has the rows from the piece's "
+                              "beginning",
+               at(LogRows.cut).around(_from_the_beginning),
+               scene="tests/tier/test_columns_of_objects.py"),
+    PlantedBug("run-counts-as-given", "blocks of main storage count as given out while their rows "
+                                      "wait for a batch",
+               at(BatchGatherer._add_to_run).around(_counts_as_given),
+               scene="tests/tier/test_columns_of_objects.py"),
     PlantedBug("numbered-is-released", "a client that polls is told an LSN that is not "
                                        "acknowledged yet",
                at(SequencerRole.released).around(_numbered_is_released),
