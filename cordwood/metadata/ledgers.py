@@ -259,17 +259,18 @@ class LedgerMetadataStore:
         return self._tiers
 
     async def delete(self, ledger: int) -> None:
-        """Delete a ledger in any state; nodes find out and drop its entries."""
-        key = _key(ledger)
-        if await self._store.get(key) is None:
-            return
+        """Delete a ledger in any state; nodes find out and drop its entries.
+
+        Race: the id is marked also if no ledger has it. A node that was stopped does this call
+        late, and a creation without an answer may be written later.
+        """
 
         def mark(value: bytes | None) -> bytes | None:
             marked = _marked(value, ledger)
             return None if marked == value else marked
 
         await change_repeatably(self._store, _deleted_key(ledger), mark)
-        await _delete(self._store, key)
+        await _delete(self._store, _key(ledger))
 
     async def delete_again(self, known: set[int]) -> list[int]:
         """Delete again ledgers that are there and were deleted. Returns their ids.

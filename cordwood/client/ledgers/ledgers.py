@@ -476,7 +476,7 @@ class Ledgers:
         return (await self._calls.get(ledger)).metadata
 
     async def delete(self, ledger: int) -> None:
-        """Delete a ledger in any state. A missing ledger counts as deleted.
+        """Delete a ledger in any state. A missing ledger counts as deleted, and its id is used up.
 
         Nodes find the deletion within about ten minutes, and free the space. Until then readers and
         a writer that have it open may go on: entries that are acknowledged meanwhile go with the

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from itertools import zip_longest
 from typing import Any
@@ -301,6 +301,15 @@ def _evicts_all(right: Any, self: LedgerIndex, cut: LedgerCut) -> None:
         held.runs.clear()
 
 
+async def _deletes_what_is_there(
+    right: Callable[[LedgerMetadataStore, int], Awaitable[None]],
+    self: LedgerMetadataStore,
+    ledger: int,
+) -> None:
+    if await self.get(ledger) is not None:
+        await right(self, ledger)
+
+
 async def _takes_all_for_deleted(self: LedgerCalls, ledger: int) -> bool:
     return True
 
@@ -402,6 +411,10 @@ BUGS = (
          at(LedgerMetadataStore._set).around(_closes_over_a_close)),
     _bug("id-again", "a ledger gets the id of one that was deleted",
          at(LedgerMetadataStore.was_deleted).instead(_remembers_no_deletion)),
+    PlantedBug("ledger-deleted-in-vain",
+               "the deletion of a ledger that is not there leaves its id free",
+               at(LedgerMetadataStore.delete).around(_deletes_what_is_there),
+               scene="tests/client/ledgers/test_late_deletions.py"),
     _bug("made-twice", "a new ledger with a chosen id replaces an existing ledger",
          at(LedgerMetadataStore._create).around(_makes_over_another)),
     _bug("force-asks-nobody", "with deferred sync an acknowledged entry counts as confirmed",

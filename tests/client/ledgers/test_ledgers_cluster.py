@@ -525,12 +525,14 @@ class TestDeletion:
                         await store.ledgers.create(**E3, ledger=chosen)
                 with pytest.raises(UnknownLedger):
                     await store.ledgers.open(chosen, recovery=True)
-            # One that was never made is not deleted; its neighbours are free.
+            # An id that was deleted in vain is used up too; its neighbours are free.
             await store.ledgers.delete(8)
-            for free in (6, 8, 7 + 1024, 2**40 + 1):
+            with pytest.raises(LedgerExists, match="was deleted"):
+                await store.ledgers.create(**E3, ledger=8)
+            for free in (6, 9, 7 + 1024, 2**40 + 1):
                 assert (await store.ledgers.create(**E3, ledger=free)).ledger_id == free
             allotted = [(await store.ledgers.create(**E3)).ledger_id for _ in range(9)]
-            assert allotted == [0, 1, 2, 3, 4, 5, 9, 10, 11]
+            assert allotted == [0, 1, 2, 3, 4, 5, 10, 11, 12]
 
     @as_scenario(simulate)
     async def test_of_a_deletion_and_a_creation_that_cross_no_second_ledger_comes(
