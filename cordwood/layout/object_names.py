@@ -144,6 +144,13 @@ def ledger_manifest_name(ledger: int, attempt: int, crc: int) -> str:
     return f"{LEDGERS}{ledger:016x}/{attempt:016x}/manifest-{crc:08x}.json"
 
 
+def ledger_manifests(ledger: int, attempt: int) -> tuple[str, str]:
+    """For a listing of an attempt's manifest: the prefix of its names, and a name after its objects
+    and before the manifest."""
+    prefix = f"{LEDGERS}{ledger:016x}/{attempt:016x}/"
+    return prefix, f"{prefix}g"
+
+
 def ledger_object_name(ledger: int, attempt: int, first: int, last: int, footer_crc: int) -> str:
     """An object with entries of a ledger, from one attempt."""
     return (

@@ -4,9 +4,11 @@ attempts that were given up.
 The objects are listed first, and the ledger's metadata is read afterwards. So the attempt of each
 listed object had begun before the metadata was read. If another attempt is in force now, the
 object's attempt can never be committed (`ledger.may_follow`). The attempt in force is never
-touched, and neither is a committed attempt. Names have the attempt's number, so a late deletion
-removes nothing new. A ledger that was never deleted, and is not in the metadata store, is a
-stranger.
+touched, and neither is a committed attempt. An attempt with a manifest has all its objects. It
+stays until another attempt is committed, because the metadata may be an older copy that was put
+back: then the attempt was committed, and has the only copies. Names have the attempt's number, so a
+late deletion removes nothing new. A ledger that was never deleted, and is not in the metadata
+store, is a stranger.
 
 Source: docs/objects.md, "Ledgers".
 """
@@ -17,7 +19,7 @@ from collections.abc import Awaitable, Callable
 from typing import NamedTuple
 
 from cordwood.errors import Malformed
-from cordwood.layout.object_names import LEDGERS, parse_ledger_name
+from cordwood.layout.object_names import LEDGERS, ledger_manifests, parse_ledger_name
 from cordwood.tier.collect import Collected
 from cordwood.tier.object_store import LIST_MAX, ObjectStore
 
@@ -33,11 +35,13 @@ class Fate(NamedTuple):
         attempt: the attempt in force of an existing ledger; 0 for none, -1 if the metadata store
             does not know the ledger.
         since_us: when a deleted ledger was found to be deleted.
+        is_committed: the attempt in force is committed.
     """
 
     is_deleted: bool
     attempt: int
     since_us: int = 0
+    is_committed: bool = False
 
 
 async def collect_ledgers(
@@ -61,6 +65,7 @@ async def collect_ledgers(
     done = Collected()
     page = await store.list_page(LEDGERS, after=after, limit=limit, timeout_s=CALL_S)
     fates: dict[int, Fate] = {}
+    finished: dict[tuple[int, int], bool] = {}
     names: list[str] = []
     for info in page:
         done.seen += 1
@@ -75,6 +80,12 @@ async def collect_ledgers(
         if not is_dead(fate, attempt):
             done.strangers += fate.attempt < 0 and not fate.is_deleted
             continue
+        if not (fate.is_deleted or fate.is_committed):
+            at = ledger, attempt
+            if at not in finished:
+                finished[at] = await _has_manifest(store, *at)
+            if finished[at]:
+                continue
         if now_us - max(info.modified_us, fate.since_us) < grace_s * 1e6:
             done.waiting += 1
             continue
@@ -86,8 +97,14 @@ async def collect_ledgers(
     return done, page[-1].name if len(page) == limit else ""
 
 
+async def _has_manifest(store: ObjectStore, ledger: int, attempt: int) -> bool:
+    prefix, before = ledger_manifests(ledger, attempt)
+    return bool(await store.list_page(prefix, after=before, limit=1, timeout_s=CALL_S))
+
+
 def is_dead(fate: Fate, attempt: int) -> bool:
-    """Whether the objects of an attempt are not used now, and never can be."""
+    """Whether the objects of an attempt are not used now, and never can be, if the metadata is no
+    older copy."""
     if fate.is_deleted:
         return True
     # A ledger without an attempt has no objects. If there are some, they are not this cluster's to

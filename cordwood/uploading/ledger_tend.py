@@ -106,7 +106,8 @@ class LedgerTend:
             return Fate(False, 0)
         if found is not None:
             tier = found.metadata.tier
-            return Fate(False, 0 if tier is None else tier.attempt)
+            is_committed = found.metadata.is_tiered
+            return Fate(False, 0 if tier is None else tier.attempt, is_committed=is_committed)
         if not await self._ledgers.was_deleted(ledger):
             return Fate(False, -1)
         self._seen.add(ledger)

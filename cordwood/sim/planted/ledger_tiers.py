@@ -32,8 +32,10 @@ from cordwood.sim.planted.bug import Plant, PlantedBug, at, together
 from cordwood.sim.planted.scenarios import both, cluster_of, scenario
 from cordwood.sim.tier_options import SMALL_OBJECTS, tiered, with_one_left
 from cordwood.storage.ledgers.ledger_store import LedgerStore
+from cordwood.tier import ledger_collect
 from cordwood.tier.ledger_collect import Fate
 from cordwood.tier.ledger_history import LedgerHistory
+from cordwood.tier.object_store import ObjectStore
 from cordwood.uploading import ledger_drops, ledger_uploads
 from cordwood.uploading.ledger_drops import LedgerDrops
 from cordwood.uploading.ledger_tend import LedgerTend
@@ -125,6 +127,10 @@ async def _takes_the_next(
     fate = await right(self, ledger)
     after = await right(self, ledger + 1)
     return after if after.is_deleted else fate
+
+
+async def _finds_no_manifest(store: ObjectStore, ledger: int, attempt: int) -> bool:
+    return False
 
 
 async def _knows_commits_alone(
@@ -224,6 +230,10 @@ BUGS = (
     _bug("collects-under-way", "an active attempt that is not committed yet counts as an orphan",
          together(at(LedgerTend._fate_of).around(_knows_commits_alone),
                   at(LedgerDrops._see).instead(_sees_nothing))),
+    PlantedBug("ledger-tier-collects-finished",
+               "a finished attempt counts as an orphan although no attempt is committed",
+               at(ledger_collect._has_manifest).instead(_finds_no_manifest),
+               scene="tests/client/ledgers/test_older_ledger_metadata.py"),
     _bug("any-attempt", "a reader takes the objects of any attempt, committed or not",
          at(LedgerHistory._load).instead(_takes_any_attempt), KEPT),
     _bug("no-stand-in", "closed ledgers wait for the first node, which does not reach main storage",
