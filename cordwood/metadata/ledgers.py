@@ -192,7 +192,8 @@ class LedgerMetadataStore:
         return found
 
     async def allot(self) -> int:
-        """An id that no other call on any node gets. A client may have chosen it itself.
+        """An id that no other call on any node gets, and that was not deleted, perhaps in vain. A
+        client may have chosen it itself.
 
         Raises:
             BadSetting: all ids are used up.
@@ -201,11 +202,17 @@ class LedgerMetadataStore:
         # Race: calls that find no id left at the same time would each take a hundred, and the
         # counter would refuse most of them.
         async with self._taking_ids:
-            found = next(self._ids, None)
-            if found is None:
-                self._ids = iter(await self._take_ids())
-                found = next(self._ids)
+            while (found := next(self._ids, None)) is None:
+                self._ids = iter(await self._not_deleted(await self._take_ids()))
             return found
+
+    async def _not_deleted(self, ids: range) -> list[int]:
+        """The ids that no deletion has used up. Each would cost a creation a call."""
+        pages: dict[str, bytes] = {}
+        for key in {_deleted_key(each) for each in (ids[0], ids[-1])}:
+            found = await self._store.get(key)
+            pages[key] = bytes(IDS_OF_A_PAGE // 8) if found is None else found.value
+        return [each for each in ids if not _is_marked(pages[_deleted_key(each)], each)]
 
     async def _take_ids(self) -> range:
         """The next ids of the counter, for this node alone."""

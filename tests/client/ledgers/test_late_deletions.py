@@ -46,6 +46,22 @@ async def a_creation_that_is_written_after_the_deletion(cluster: ClusterAtHand) 
             await store.ledgers.metadata(777)
 
 
+async def allot_after_deletions_in_vain(cluster: ClusterAtHand) -> None:
+    async with cluster.client() as store:
+        for number in range(1000, 1100):
+            await store.ledgers.delete(number)
+        for number in (*range(130), 200):
+            await store.ledgers.delete(number)
+        began = asyncio.get_running_loop().time()
+        made = [(await store.ledgers.create(**E2)).ledger_id for _ in range(71)]
+        assert made == [*range(130, 200), 201]
+        assert asyncio.get_running_loop().time() - began < 2
+
+
+def test_ids_that_were_deleted_in_vain_are_not_allotted() -> None:
+    simulate(allot_after_deletions_in_vain, nodes=4, create_logs=False)
+
+
 SCENES = (
     a_deletion_that_a_stopped_node_does_late,
     a_creation_that_is_written_after_the_deletion,
