@@ -213,11 +213,19 @@ class LocalDrops:
         parts = [_part(entry) for _, entry in await engine.logs.directory(log) if entry.last > gone]
         policy = policy_of(info.attributes)
         if parts and self._would_drop(log, parts, policy, 1 << 63):
-            end = await self._end_of(log, info, gone, max(part.last for part in parts))
+            # Race: a repair, or an operator's older copy, may replace the head meanwhile. Each
+            # range is judged by one head: what this one names is asked for, and what it calls lost
+            # is kept. By two heads a range could be neither.
+            manifest = await self._objects.manifest(log)
+            head = await manifest.load()
+            end = await self._end_of(log, info, manifest, gone, max(part.last for part in parts))
             through = self._would_drop(log, parts, policy, end)
             readable = engine.cache.log(log).readable
             # Only released records: the end of an epoch that is not recovered may still change.
-            if gone < through <= readable and (missing := await self._missing(log, gone, through)):
+            missing: Entry | None = None
+            if gone < through <= readable:
+                missing = await self._missing(manifest, gone, through)
+            if missing is not None:
                 self._said_of.warning(
                     log,
                     f"log {log}: main storage lacks an object with {format_lsn(missing.first)} to "
@@ -226,32 +234,38 @@ class LocalDrops:
                     f"`cordwood tier repair {log}` finds the records in other objects",
                 )
                 through = self._would_drop(log, parts, policy, missing.first)
+            if manifest.head is not head:
+                return  # a page was gone, so a newer head was read on the way: the next pass
             if gone < through <= readable:
                 logger.info("log %d: this node drops its copies up to %d", log, through)
                 await engine.tier(log, through, readable)
 
-    async def _missing(self, log: int, gone: int, through: int) -> Entry | None:
+    async def _missing(self, manifest: LogManifest, gone: int, through: int) -> Entry | None:
         """The first entry of what this node would let go of whose object is gone.
 
         A manifest is no proof of its objects: one may be lost in the store, or the manifest is an
-        older copy. Each object is asked for once, just before its records go.
+        older copy. Each object is asked for once, just before its records go. The entry of a lost
+        range has no object, so it counts as there: `_end_of` has judged it.
         """
-        manifest = await self._objects.manifest(log)
         presence = Presence(await self._objects.store())
         return await presence.first_missing(manifest, gone + 1, through)
 
     def _would_drop(self, log: int, parts: list[Part], policy: TierPolicy, end: int) -> int:
         return droppable(parts, end, policy, self._host.clock.now_us(), self.pressure)
 
-    async def _end_of(self, log: int, info: LogInfo, gone: int, last: int) -> int:
+    async def _end_of(
+        self, log: int, info: LogInfo, manifest: LogManifest, gone: int, last: int
+    ) -> int:
         """The first LSN that main storage does not hold of a log, at most `last` + 1; 0 if nothing
-        is committed. It is read anew for each drop.
+        is committed.
+
+        Args:
+            manifest: read anew for this drop.
 
         Trap: it may fall. A repair writes the manifest from the remaining objects. This node may
         still have records that the manifest lacks at the log's end, or reports as lost.
         """
-        manifest = await self._objects.manifest(log)
-        head = await manifest.load()
+        head = manifest.head
         if head is None or head.end <= head.start:
             return 0  # a turn has begun without a commit
         if not await check_origin(await self._objects.store(), log, info.created_us):

@@ -166,7 +166,7 @@ async def a_holder_is_drained_while_others_let_go(cluster: ClusterAtHand) -> Non
     other = next(node for node in cluster.running if node != leaving)
     cluster.bucket.faults = replace(cluster.bucket.faults, latency_s=(1.0, 1.0))
     # Nodes let go at the same time, 60 s after the last record at the earliest.
-    await asyncio.sleep(69.4)
+    await asyncio.sleep(68.4)
     assert max(node.engine.gone_of(1) for node in cluster.running.values()) == 0
     await order(cluster, leaving, RebuildOrder.DRAIN)
 

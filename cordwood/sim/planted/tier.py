@@ -135,7 +135,7 @@ _BOUNDED = scenario("client_crash", every_s=3.0, shape=_bounded, restart_s=2.0, 
 
 
 async def _takes_uploads_for_granted(
-    self: LocalDrops, log: int, info: LogInfo, gone: int, last: int
+    self: LocalDrops, log: int, info: LogInfo, manifest: LogManifest, gone: int, last: int
 ) -> int:
     return self._engine.cache.log(log).readable + 1
 
@@ -356,8 +356,20 @@ async def _end_of_the_manifest(manifest: LogManifest) -> int:
     return head.end if head is not None else 0
 
 
-async def _misses_nothing(self: LocalDrops, log: int, gone: int, through: int) -> Entry | None:
+async def _misses_nothing(
+    self: LocalDrops, manifest: LogManifest, gone: int, through: int
+) -> Entry | None:
     return None
+
+
+async def _asks_by_a_newer_head(
+    right: Callable[[LocalDrops, LogManifest, int, int], Awaitable[Entry | None]],
+    self: LocalDrops,
+    manifest: LogManifest,
+    gone: int,
+    through: int,
+) -> Entry | None:
+    return await right(self, await self._objects.manifest(manifest._log), gone, through)
 
 
 async def _holds_nothing_of_a_lost_head(
@@ -495,6 +507,9 @@ BUGS: tuple[PlantedBug, ...] = (
                scene="tests/tier/test_lost_heads.py"),
     PlantedBug("tier-drops-without-an-object", "a node lets go of records whose object is gone",
                at(LocalDrops._missing).instead(_misses_nothing),
+               scene="tests/tier/test_drops_without_objects.py"),
+    PlantedBug("tier-drops-by-two-heads", "a node looks for losses in one head of a manifest, and for "
+               "objects by a newer one", at(LocalDrops._missing).around(_asks_by_a_newer_head),
                scene="tests/tier/test_drops_without_objects.py"),
     PlantedBug("tier-dates-losses", "retention believes the time of a range that a repair called lost",
                at(is_lost, within=tend).instead(lambda entry: False),
