@@ -69,6 +69,25 @@ def take_turn(head: Head, fence: int, holder: str) -> Head:
     return head._replace(version=head.version + 1, fence=fence, holder=holder)
 
 
+def check_reaches(head: Head, first: int) -> None:
+    """See that a head reaches to where an upload goes on, before a turn is taken at it.
+
+    Race: an older copy was put back since the uploader read the head. A turn at it would end the
+    turns that put the objects behind its end. These could not be committed any more, so the
+    collection would delete them, and nodes let go of their records long ago.
+
+    Args:
+        first: where the upload goes on: the end of the head as it was read.
+    Raises:
+        Malformed: the head ends before it.
+    """
+    if head.end < first:
+        raise Malformed(
+            f"the upload of log {head.log} goes on at {Lsn(first)}, and its manifest ends at "
+            f"{Lsn(head.end)} by now: it may be an older copy"
+        )
+
+
 def check_turn(head: Head, fence: int) -> None:
     """See that a turn is in force.
 

@@ -89,11 +89,11 @@ class LogManifest:
         """Begin a turn at this log: no earlier turn can commit any more.
 
         Args:
-            first: the first LSN of the log, if nothing was uploaded yet.
+            first: the head's end, as it was read. The log's first LSN, if it has no head yet.
             fence: the turn's number; 0 takes the next one.
         Raises:
             Fenced: a turn as high has begun.
-            Malformed: the head that this object read before is gone.
+            Malformed: the head that this object read before is gone, or one ends before `first`.
         """
 
         def change(head: Head | None) -> Head:
@@ -103,6 +103,7 @@ class LogManifest:
                 raise Malformed(f"the manifest of log {self._log} is gone: repair it")
             if head is None:
                 return rule.first_head(self._log, int(first), fence or 1, self._holder)
+            rule.check_reaches(head, int(first))
             return rule.take_turn(head, fence or head.fence + 1, self._holder)
 
         head = await self._change(change)
@@ -429,7 +430,6 @@ class LogManifest:
 
         The next page begins after the last one's `last`.
         """
-
         async with self._bounded(Unreachable):
             return await self._again(lambda head: self._all_from(head, lsn, limit)) or []
 

@@ -4,12 +4,14 @@ the objects that took their place are the only copies."""
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
+from functools import partial
 
 import pytest
 from test_compact_log import POLICY, entries_of, simulate, upload
-from test_uploader import LOG, expected, history, stored
+from test_uploader import LOG, expected, history, source, stored
 
-from cordwood.errors import BadSetting, NoObject, ObjectChanged
+from cordwood.errors import BadSetting, CordwoodError, Malformed, NoObject, ObjectChanged
 from cordwood.host.seams import Host
 from cordwood.layout.object_names import head_name
 from cordwood.sim.object_store import Bucket
@@ -19,6 +21,8 @@ from cordwood.tier.compact import compact_log
 from cordwood.tier.log_manifest import LogManifest
 from cordwood.tier.presence import Presence
 from cordwood.tier.repair import Unrepairable, repair_log
+from cordwood.tier.shared_upload import LogItems, upload_shared
+from cordwood.tier.uploader import Item, LogUploader
 from cordwood.tiered import Head
 
 
@@ -182,3 +186,54 @@ def test_what_stands_before_a_manifest_is_not_looked_for():
         assert await presence.first_missing(manifest, 1, before[6].first) == before[6]
 
     simulate(scenario)
+
+
+async def a_turn_at_an_older_head(bucket: Bucket, store, host: Host, is_shared: bool) -> None:
+    """A copy of the head is put back that was made after an uploader took its turn, and before it
+    committed: objects of this turn are dead by the next turn."""
+    made = history(59)
+    rest, made.items = made.items[40:], made.items[:40]
+    manifest = await upload(store, host, made)
+    older: list[bytes] = []
+
+    async def copying() -> AsyncIterator[Item]:
+        older.append(bucket.content(head_name(LOG)))
+        for item in rest[:15]:
+            yield item
+
+    uploader = LogUploader(store, manifest, host, LOG, "/orders", object_bytes=300)
+    await uploader.run(copying(), await uploader.next_lsn())
+    manifest = LogManifest(store, LOG, host, "other")
+    uploader = LogUploader(store, manifest, host, LOG, "/orders", object_bytes=300)
+    first = await uploader.next_lsn()
+    put_back(bucket, older[0])
+    made.items = made.items + rest
+    failed: CordwoodError | None = None
+    if is_shared:
+        items = [item async for item in source(made, first)]
+        share = LogItems(LOG, "/orders", 0, manifest, first, items)
+        await upload_shared(store, host, [share])
+        failed = share.failed
+    else:
+        try:
+            await uploader.run(source(made, first), first)
+        except CordwoodError as error:
+            failed = error
+    await asyncio.sleep(1)
+    other = LogManifest(store, LOG, host, "collect")
+    done = await collect_log(store, other, LOG, host.clock.now_us(), 0)
+    assert done.deleted == 0
+    assert isinstance(failed, Malformed)
+    assert bucket.content(head_name(LOG)) == older[0]
+    operator = LogManifest(store, LOG, host, "operator")
+    assert (await repair_log(store, operator, LOG, end=first - 1)).holes == ()
+    await upload(store, host, made)
+    assert await stored(store, host) == expected(made)
+
+
+@pytest.mark.parametrize("is_shared", [False, True])
+def test_an_upload_takes_no_turn_at_an_older_head_than_it_read(is_shared: bool):
+    scenario = partial(a_turn_at_an_older_head, is_shared=is_shared)
+    simulate(scenario)
+    with planted(find_bug("tier-turn-at-what-it-finds")), pytest.raises(AssertionError):
+        simulate(scenario)

@@ -317,6 +317,10 @@ async def _begins_anew(
     return await right(self, first, fence)
 
 
+def _takes_any_head(head: Head, first: int) -> None:
+    """It may end before what the upload has seen."""
+
+
 async def _believes_any_store(
     right: Callable[..., Awaitable[LogManifest]], self: TierStore, info: FoundLog
 ) -> LogManifest:
@@ -532,6 +536,9 @@ BUGS: tuple[PlantedBug, ...] = (
     PlantedBug("tier-turn-at-an-older-head", "an upload takes a turn at a manifest that ends before "
                "what nodes let go of", at(LogSource._check_end).instead(_believes_the_end),
                scene=_OTHERS),
+    PlantedBug("tier-turn-at-what-it-finds", "an upload takes a turn at an older head that was put back "
+               "after it had read the manifest", at(manifest.check_reaches).instead(_takes_any_head),
+               scene="tests/tier/test_older_manifest.py"),
     PlantedBug("tier-drops-by-any-owner", "a node lets go of records by another cluster's objects",
                at(ObjectsAtHand.check).instead(_asks_nobody), scene=_OTHERS),
     PlantedBug("tier-manifest-begun-anew", "an uploader replaces a lost manifest by one that begins "
