@@ -2,8 +2,8 @@
 
 Every object names in its name or footer its log and its range. All objects that cover a range hold
 the same records, because a range is uploaded only after it is sealed and released. So a listing and
-one footer for each object are enough. A listing may lack recent objects: repair while nothing
-uploads.
+one footer for each object are enough. A listing may lack recent objects. So a survey also asks for
+the objects that the present manifest names, as far as it can be read; repair while nothing uploads.
 
 Records that no object covers are lost. `repair_log` then refuses, and names the ranges. If the
 caller accepts the losses, it writes entries without an object (`LOST`), and readers get DATA_LOSS
@@ -19,8 +19,9 @@ Source: docs/objects.md, "Repair".
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -35,12 +36,13 @@ from cordwood.layout.object_names import (
     parse_object_name,
 )
 from cordwood.lsn import Lsn
-from cordwood.protocol.manifest import is_merged, last_append_us, tile
+from cordwood.protocol.manifest import in_order, is_merged, last_append_us, tile
 from cordwood.tier.collect import CALL_S, list_all
 from cordwood.tier.log_manifest import LogManifest
 from cordwood.tier.object_reader import load_footer
 from cordwood.tier.object_store import ObjectInfo, ObjectStore
 from cordwood.tier.presence import Presence, lost_entries
+from cordwood.tier.verify import all_entries
 from cordwood.tiered import LOST, MERGED, Entry, Head, is_lost
 
 FOOTERS_AT_ONCE = 16
@@ -90,12 +92,16 @@ async def find_logs(store: ObjectStore) -> list[int]:
         after = f"{LOGS}{part}0"
 
 
-async def survey_log(store: ObjectStore, log: int, start: int = 0, end: int = 0) -> Found:
+async def survey_log(
+    store: ObjectStore, log: int, start: int = 0, end: int = 0, named: Iterable[str] = ()
+) -> Found:
     """Look at all objects of a log: its own, and those that it shares with other logs.
 
     Args:
         start: records below it are trimmed, and not looked for.
         end: the last LSN that was uploaded; 0 for the last LSN of the found objects.
+        named: names of objects that a manifest has; they are looked for also if they are not
+            listed.
     """
     survey = _Survey(store, log)
     for prefix in (objects_prefix(log), SHARED):
@@ -106,6 +112,7 @@ async def survey_log(store: ObjectStore, log: int, start: int = 0, end: int = 0)
                 await survey.look_at(batch)
                 batch = []
         await survey.look_at(batch)
+    await survey.look_for(named)
     fences = [entry.fence for entry in survey.entries]
     async for info in list_all(store, pages_prefix(log)):
         try:
@@ -136,9 +143,25 @@ class _Survey:
         self.damaged: list[tuple[str, str]] = []
         self._store = store
         self._log = log
+        self._seen: set[str] = set()
+
+    async def look_for(self, names: Iterable[str]) -> None:
+        """Look at objects by name, as far as they are there and have not been looked at.
+
+        Trap: a listing may be older than the manifest (`tier.object_store`), so it lacks the newest
+        objects. These are not lost: all nodes may have let go of their records.
+        """
+        left = [name for name in dict.fromkeys(names) if name not in self._seen]
+        for first in range(0, len(left), FOOTERS_AT_ONCE):
+            some = left[first : first + FOOTERS_AT_ONCE]
+            infos = await asyncio.gather(
+                *(self._store.head(name, timeout_s=CALL_S) for name in some)
+            )
+            await self.look_at([info for info in infos if info is not None])
 
     async def look_at(self, batch: list[ObjectInfo]) -> None:
         """Note the log's records in some objects."""
+        self._seen.update(info.name for info in batch)
         # Trap: a task group would end with a group of errors, which no caller expects.
         looks = [asyncio.create_task(self._look_at(info)) for info in batch]
         try:
@@ -202,7 +225,7 @@ async def repair_log(
                 return rebuilt
     if end and head is not None:
         return await _continue_log(store, manifest, head, end, accept=accept)
-    found = await survey_log(store, log, start, end)
+    found = await survey_log(store, log, start, end, await _names_left(manifest))
     if not found.entries and not found.holes:
         raise Unrepairable(f"log {log}: no readable object of it is left")
     _check_accepted(log, found, accept=accept)
@@ -233,7 +256,8 @@ async def _rebuild(
         None if no object has any record of `losses`: the manifest stays as it is.
     """
     end = max(end, await end_of_objects(manifest) - 1) if end else head.end - 1
-    found = await survey_log(store, head.log, max(start, head.start), end)
+    named = [entry.name async for entry in all_entries(manifest) if not is_lost(entry)]
+    found = await survey_log(store, head.log, max(start, head.start), end, named)
     if losses is not None and not _takes_back(found, losses):
         return None
     _check_accepted(head.log, found, accept=accept)
@@ -244,6 +268,26 @@ async def _rebuild(
         head,
     )
     return found
+
+
+async def _names_left(manifest: LogManifest) -> list[str]:
+    """The youngest objects that a manifest names of which something cannot be read; none if that is
+    its head.
+
+    The head itself names the youngest of all, and pages of level 0 name some thousands before them:
+    a listing has what is older.
+    """
+    head = manifest.head
+    if head is None:
+        return []
+    entries: list[Entry] = []
+    for item in in_order(head):
+        if isinstance(item, Entry):
+            entries.append(item)
+        elif item.level == 0:
+            with contextlib.suppress(Corrupt):
+                entries += await manifest.page_entries(item)
+    return [entry.name for entry in entries if not is_lost(entry)]
 
 
 def _takes_back(found: Found, losses: Sequence[Entry]) -> bool:

@@ -426,6 +426,10 @@ def _takes_nothing_back(found: repair.Found, losses: Sequence[Entry]) -> bool:
     return False
 
 
+async def _looks_for_none(self: repair._Survey, names: Iterable[str]) -> None:
+    """The listing tells all."""
+
+
 async def _covers_no_loss(
     self: Presence, manifest: LogManifest, head: Head, first: int, last: int
 ) -> bool:
@@ -495,6 +499,9 @@ BUGS: tuple[PlantedBug, ...] = (
     PlantedBug("tier-collects-what-is-put-back", "the collection deletes an object that was put back "
                "after its loss was accepted", at(Presence.covers_loss).instead(_covers_no_loss),
                scene="tests/tier/test_put_back_objects.py"),
+    PlantedBug("tier-repairs-by-the-listing", "a repair calls objects lost that the manifest names and "
+               "a listing does not have yet", at(repair._Survey.look_for).instead(_looks_for_none),
+               scene="tests/tier/test_stale_listings.py"),
     PlantedBug("tier-tells-the-start", "a reader tells a trim by the manifest's start alone",
                at(ReadStream._needs_nodes).instead(
                    lambda self, gap: gap.kind is GapKind.DATA_LOSS),
