@@ -156,7 +156,7 @@ class LocalDrops:
                     "store cannot be read, so it cannot learn what main storage has of that log. "
                     "Where a newer version wrote it, start this node with that version"
                 )
-            info = self._logs.all.get(log)
+            info = await self._logs.of(log)
             if info is None:
                 continue  # a deleted log
             end = await self._held_of(log, info)

@@ -13,7 +13,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from typing import NamedTuple
 
-from cordwood.errors import BadSetting, Malformed
+from cordwood.errors import BadSetting
 from cordwood.tier.log_manifest import LogManifest
 from cordwood.tier.origin import check_origin
 from cordwood.tier.presence import Presence
@@ -79,9 +79,7 @@ class MainLooks:
         if known is not None and now_s < known.read_s + LOOK_S:
             return known
         await self._logs.refresh()
-        if log in self._logs.unread:
-            raise Malformed(f"the entry of log {log} in the metadata store cannot be read")
-        info = self._logs.all.get(log)
+        info = await self._logs.of(log)
         if info is None:
             return None
         manifest = await self._objects.manifest(log)

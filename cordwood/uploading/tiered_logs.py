@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Set
 
 from cordwood.errors import Malformed
 from cordwood.log_attributes import LogAttributes
+from cordwood.lsn import LogId
 from cordwood.metadata.log_entries import numbers_of
 from cordwood.metadata.log_info import LogInfo
 from cordwood.metadata.log_tree import LogTree
@@ -69,6 +70,22 @@ class TieredLogs:
         self._changes = changes
         self._read_s = now_s
         self._looked_for = met  # numbers that are still missing were deleted
+
+    async def of(self, log: int) -> LogInfo | None:
+        """A log as `refresh` found it, or as its own entry says; None if it was deleted.
+
+        Trap: a log that the tree does not list may be there all the same: without a name, or made
+        after the list was read. Only its own entry says that it was deleted.
+
+        Raises:
+            Malformed: its entry cannot be read.
+            Retryable: the metadata store does not answer.
+        """
+        if log in self.unread:
+            raise Malformed(f"the entry of log {log} in the metadata store cannot be read")
+        if (info := self.all.get(log)) is not None:
+            return info
+        return None if await self._tree.is_deleted(log) else await self._tree.described(LogId(log))
 
     def _tell(self, errors: Mapping[str, Malformed]) -> None:
         if errors:

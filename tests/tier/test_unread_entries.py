@@ -14,6 +14,7 @@ from cordwood.log_attributes import LogAttributes
 from cordwood.metadata.log_tree import LogTree
 from cordwood.metadata.memory import MemoryMetadata
 from cordwood.settings import StorageSettings, TierSettings
+from cordwood.sim.planted import find_bug, planted
 from cordwood.tier.log_manifest import LogManifest
 from cordwood.uploading.tiered_logs import READ_ANEW_S
 
@@ -47,6 +48,14 @@ async def spoil(cluster: ClusterAtHand, key: str) -> None:
     assert await store.compare_and_set(key, b'{"newer":1}', found.version)
 
 
+async def take_the_name_away(cluster: ClusterAtHand) -> None:
+    store = MemoryMetadata(random.Random(1), cluster.metadata.data)
+    name = await store.get("logs/log1")
+    assert name is not None
+    assert await store.compare_and_set("logs/log1", None, name.version)
+    await LogTree(store).note_change()
+
+
 @pytest.mark.parametrize("key", ["log_ids/1", "logs/log1"])
 @as_scenario(simulate, nodes=4, tier=TIER, storage=STORAGE)
 async def test_one_log_that_cannot_be_read_holds_up_no_other(
@@ -70,13 +79,36 @@ async def test_a_log_without_a_name_keeps_its_objects(cluster: ClusterAtHand) ->
     not deleted, and nodes kept its records; its objects in main storage were gone a day later."""
     await put_records(cluster)
     await asyncio.sleep(UPLOADED_S)
-    store = MemoryMetadata(random.Random(1), cluster.metadata.data)
-    name = await store.get("logs/log1")
-    assert name is not None
-    assert await store.compare_and_set("logs/log1", None, name.version)
-    await LogTree(store).note_change()
+    await take_the_name_away(cluster)
     await asyncio.sleep(UPLOADED_S + STORAGE.deleted_keep_s)
     assert await ends(cluster) == [1] * LOGS
+
+
+async def donors_and_empty_nodes_ask(cluster: ClusterAtHand) -> None:
+    """They took the log for deleted. A donor left its records to nodes that had let go of them, and
+    an empty node reported them as never stored."""
+    await put_records(cluster)
+    await asyncio.sleep(UPLOADED_S)
+    await take_the_name_away(cluster)
+    host = cluster.client_host()
+    bucket = await cluster.open_objects(host, BUCKET)
+    head = await LogManifest(bucket, 1, host, "look").load()
+    assert head is not None
+    lost = (head.end - 1, head.end - 1)
+    for name in cluster.bucket.names():
+        if name.endswith(".parquet"):
+            cluster.bucket.delete(name)
+    node = cluster.running[1]
+    assert [*await node._tiering.drops.lacks(1, *lost)] == [lost]
+    node.engine.cache.log(1).tier = 0
+    await node._tiering.learn()
+    assert node.engine.gone_of(1) == head.end - 1
+
+
+def test_a_log_without_a_name_is_not_deleted() -> None:
+    simulate(donors_and_empty_nodes_ask, nodes=4, tier=TIER, storage=STORAGE)
+    with planted(find_bug("tier-nameless-is-deleted")), pytest.raises(AssertionError):
+        simulate(donors_and_empty_nodes_ask, nodes=4, tier=TIER, storage=STORAGE)
 
 
 @as_scenario(simulate, nodes=4, tier=TIER, storage=STORAGE)

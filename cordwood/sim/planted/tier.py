@@ -62,6 +62,7 @@ from cordwood.uploading.log_source import LogSource
 from cordwood.uploading.main_looks import MainLooks
 from cordwood.uploading.objects_at_hand import ObjectsAtHand
 from cordwood.uploading.tend import Tend
+from cordwood.uploading.tiered_logs import TieredLogs
 from cordwood.uploading.tiering import Tiering
 from cordwood.uploading.upload_role import UploadRole
 
@@ -426,6 +427,10 @@ def _takes_nothing_back(found: repair.Found, losses: Sequence[Entry]) -> bool:
     return False
 
 
+async def _as_it_is_listed(self: TieredLogs, log: int) -> LogInfo | None:
+    return self.all.get(log)
+
+
 async def _looks_for_none(self: repair._Survey, names: Iterable[str]) -> None:
     """The listing tells all."""
 
@@ -562,6 +567,10 @@ BUGS: tuple[PlantedBug, ...] = (
     PlantedBug("tier-hole-behind-a-page", "a reader goes on at the manifest's present beginning "
                                           "without a gap", at(HistorySpans._planned).around(_begins_where_it_begins_now),
                scene="tests/tier/test_tier_history.py"),
+    PlantedBug("tier-nameless-is-deleted", "a log that the tree does not list counts as deleted for "
+               "donors, and for nodes that are let in empty",
+               at(TieredLogs.of).instead(_as_it_is_listed),
+               scene="tests/tier/test_unread_entries.py"),
     PlantedBug("rebuild-believes-let-go", "a donor takes a block for one in main storage because "
                                           "another node let go of it", at(MainLooks.lacks).instead(_lacks_nothing),
                scene="tests/storage/test_lost_in_main_storage.py"),
