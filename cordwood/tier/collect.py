@@ -17,6 +17,7 @@ Source: docs/objects.md, "Deletion".
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -50,6 +51,11 @@ PAGES_KEPT = 4
 
 HELD_MAX = 100_000
 """The most names that one collection gathers: some 10 MB."""
+
+SOUND_TRIES_MAX = 3
+SOUND_PAUSE_S = 1.0
+"""The reads after which an object counts as damaged that has records which a repair called lost,
+and the pause between them. A bad disk or cache of the store may answer once."""
 
 
 @dataclass(slots=True)
@@ -124,7 +130,7 @@ async def collect_log(
             is_only = await presence.is_only(manifest, head, name.first, name.last, name.fence)
             if not is_only and await presence.covers_loss(manifest, head, name.first, name.last):
                 # A repair leaves out a damaged object, so nothing is left to wait for.
-                is_only = await _is_sound(store, info, name.footer_crc)
+                is_only = await _is_sound(store, info.name, name.footer_crc)
             pruner.gather(info, is_only=is_only)
     async for info in list_all(store, pages_prefix(log)):
         try:
@@ -147,13 +153,26 @@ async def collect_log(
     return done
 
 
-async def _is_sound(store: ObjectStore, info: ObjectInfo, crc: int) -> bool:
-    """Whether a repair can take an object, as far as its footer tells."""
-    try:
-        await load_footer(store, info.name, info.size, crc, timeout_s=CALL_S)
-    except (Corrupt, NoObject):
-        return False
-    return True
+async def _is_sound(store: ObjectStore, name: str, crc: int) -> bool:
+    """Whether a repair can take an object, as far as its footer tells.
+
+    Trap: it may be the only copy of its records. One bad answer of the store, or the size in a
+    listing from before it was put back, proves no damage. So its size is asked for, and it counts
+    as damaged only if it is so each time.
+    """
+    for tries in range(1, SOUND_TRIES_MAX + 1):
+        try:
+            if (info := await store.head(name, timeout_s=CALL_S)) is None:
+                return False
+            await load_footer(store, name, info.size, crc, timeout_s=CALL_S)
+        except NoObject:
+            return False
+        except Corrupt:
+            if tries < SOUND_TRIES_MAX:
+                await asyncio.sleep(SOUND_PAUSE_S)
+            continue
+        return True
+    return False
 
 
 async def _check_whole(manifest: LogManifest) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import nullcontext
 
 import pytest
 from cluster_at_hand import BUCKET, ClusterAtHand, read_all
@@ -15,9 +16,11 @@ from test_told_losses import told
 
 from cordwood.block import Record
 from cordwood.errors import BadSetting
+from cordwood.sim.object_store import Bucket
 from cordwood.sim.planted import find_bug, planted
 from cordwood.tier.collect import collect_log, collect_shared
 from cordwood.tier.log_manifest import LogManifest
+from cordwood.tier.object_store import ObjectInfo
 from cordwood.tier.repair import Found, Unrepairable, is_lost, repair_log
 
 DAY_US = 86_400_000_000
@@ -144,3 +147,53 @@ async def test_a_shared_object_that_is_put_back_stays(cloud: Cloud) -> None:
         assert (await repair_log(cloud.store, cloud.manifest(log), log)).holes == ()
         again = await all_entries(cloud.manifest(log))
         assert [is_lost(entry) for entry in again] == [False] * 3
+
+
+def list_as_now(cloud: Cloud, patch: pytest.MonkeyPatch) -> None:
+    """Listings stay as they are now."""
+    now = [info for name in cloud.bucket.names() if (info := cloud.bucket.info(name)) is not None]
+
+    def older(self: Bucket, prefix: str, after: str, limit: int) -> list[ObjectInfo]:
+        return [each for each in now if each.name.startswith(prefix) and each.name > after][:limit]
+
+    patch.setattr(Bucket, "list", older)
+
+
+def answer_badly_once(cloud: Cloud, name: str, patch: pytest.MonkeyPatch) -> None:
+    """The next read of an object gives other bytes than it has."""
+    right = cloud.store.get
+    bad = [name]
+
+    async def get(asked: str, start: int, stop: int, *, timeout_s: float) -> bytes:
+        found = await right(asked, start, stop, timeout_s=timeout_s)
+        if asked in bad:
+            bad.remove(asked)
+            return bytes(len(found))
+        return found
+
+    patch.setattr(cloud.store, "get", get)
+
+
+@pytest.mark.parametrize("is_planted", [False, True])
+@pytest.mark.parametrize("why", ["an older listing", "a bad answer"])
+@as_scenario(on_bucket)
+async def test_what_is_put_back_is_damaged_only_if_it_is_so_each_time(
+    cloud: Cloud, *, why: str, is_planted: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A damaged object was replaced by a sound one, and the collection deleted that."""
+    entries = await all_entries(await cloud.grow(5))
+    lost = entries[1]
+    content = cloud.bucket.content(lost.name)
+    await cloud.store.delete([lost.name], **IN)
+    await cloud.store.put(lost.name, [content[:-9]], **IN)
+    await repair_log(cloud.store, cloud.manifest(), 7, accept=True)
+    if why == "an older listing":
+        list_as_now(cloud, monkeypatch)
+    await cloud.store.put(lost.name, [content], **IN)
+    if why == "a bad answer":
+        answer_badly_once(cloud, lost.name, monkeypatch)
+    now_us = cloud.host.clock.now_us() + DAY_US
+    with planted(find_bug("tier-damaged-by-one-read")) if is_planted else nullcontext():
+        done = await collect_log(cloud.store, cloud.manifest(), 7, now_us, 3600.0)
+    assert (lost.name in cloud.bucket.names()) is not is_planted
+    assert done.kept == (0 if is_planted else 1)

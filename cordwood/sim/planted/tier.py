@@ -47,9 +47,10 @@ from cordwood.storage.logs_db.partition import Part as Reading
 from cordwood.storage.push.read_streams import ReadStreams
 from cordwood.storage.rebuild.donor_look import DonorLook
 from cordwood.storage.rebuild.donor_pass import Doubted, Pass
-from cordwood.tier import history, repair
+from cordwood.tier import collect, history, repair
 from cordwood.tier.history import HistorySpans, _Step
 from cordwood.tier.log_manifest import LogManifest
+from cordwood.tier.object_reader import load_footer
 from cordwood.tier.object_store import Etag, ObjectStore
 from cordwood.tier.owner import OwnerMark
 from cordwood.tier.patient_store import PatientStore
@@ -431,6 +432,16 @@ async def _as_it_is_listed(self: TieredLogs, log: int) -> LogInfo | None:
     return self.all.get(log)
 
 
+async def _is_sound_by_one_read(store: ObjectStore, name: str, crc: int) -> bool:
+    page = await store.list_page(name[: name.rindex("/") + 1], timeout_s=60.0)
+    try:
+        (size,) = (info.size for info in page if info.name == name)
+        await load_footer(store, name, size, crc, timeout_s=60.0)
+    except Corrupt:
+        return False
+    return True
+
+
 async def _looks_for_none(self: repair._Survey, names: Iterable[str]) -> None:
     """The listing tells all."""
 
@@ -503,6 +514,10 @@ BUGS: tuple[PlantedBug, ...] = (
                scene="tests/tier/test_put_back_objects.py"),
     PlantedBug("tier-collects-what-is-put-back", "the collection deletes an object that was put back "
                "after its loss was accepted", at(Presence.covers_loss).instead(_covers_no_loss),
+               scene="tests/tier/test_put_back_objects.py"),
+    PlantedBug("tier-damaged-by-one-read", "the collection deletes an object that was put back, because "
+               "the store once gave a bad answer for it",
+               at(collect._is_sound).instead(_is_sound_by_one_read),
                scene="tests/tier/test_put_back_objects.py"),
     PlantedBug("tier-repairs-by-the-listing", "a repair calls objects lost that the manifest names and "
                "a listing does not have yet", at(repair._Survey.look_for).instead(_looks_for_none),
