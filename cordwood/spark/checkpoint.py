@@ -23,6 +23,14 @@ from cordwood.spark.offsets import StreamOffset, parse_offset
 
 
 @dataclass(frozen=True, slots=True)
+class Plan:
+    """A batch by its number, and the digest of its ranges (`Checkpoint.fingerprint`)."""
+
+    batch: int
+    digest: str
+
+
+@dataclass(frozen=True, slots=True)
 class Checkpoint:
     """A checkpoint in a directory of this machine, which may not be there yet."""
 
@@ -85,6 +93,15 @@ class Checkpoint:
             ) from error
         text = "\n".join((self.query(), version, *offsets))
         return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+
+    def newest_plan(self) -> Plan | None:
+        """The newest planned batch, which Spark runs now; None before the first one.
+
+        Raises:
+            BadSetting: it cannot be read.
+        """
+        batch = self.newest("offsets")
+        return Plan(batch, self.fingerprint(batch)) if batch >= 0 else None
 
     @property
     def is_new(self) -> bool:

@@ -29,7 +29,7 @@ from pyspark.sql.datasource import (
 )
 
 from cordwood.errors import BadSetting, RecordTooLarge, Rejected, StageExpired, UnknownLog
-from cordwood.spark.checkpoint import Checkpoint
+from cordwood.spark.checkpoint import Checkpoint, Plan
 from cordwood.spark.shared_store import shared_store
 from cordwood.spark.sink_options import AT_LEAST_ONCE, EXACTLY_ONCE, IDEMPOTENT, SinkOptions
 from cordwood.spark.sink_rows import RowBlock, row_blocks
@@ -331,8 +331,15 @@ class CordwoodStreamWriter(_Writer, DataSourceStreamArrowWriter):
         Raises:
             Rejected: with deliveryMode=idempotent, the batch reads other ranges than the batch
                 written under its number.
+            BadSetting: the checkpoint does not say what its newest batch reads.
         """
         super().__init__(options)
+        # Race: an older copy of the checkpoint is put back while this driver is slow, and another
+        # driver plans a batch of that number. So the plan is read now, and not at the commit.
+        checkpoint = Checkpoint.at(options.checkpoint)
+        self._begun: Plan | None = None
+        if checkpoint is not None and options.delivery != AT_LEAST_ONCE:
+            self._begun = checkpoint.newest_plan()
         if options.delivery == IDEMPOTENT:
             self.note_plan()
 
@@ -347,10 +354,10 @@ class CordwoodStreamWriter(_Writer, DataSourceStreamArrowWriter):
         from cordwood.client.values import APPENDED
 
         checkpoint = Checkpoint.at(self._options.checkpoint)
-        if checkpoint is None or (batch := checkpoint.newest("offsets")) < 0:
+        if checkpoint is None or self._begun is None:
             return
         query = self._options.app or checkpoint.query()
-        found = checkpoint.fingerprint(batch)
+        batch, found = self._begun.batch, self._begun.digest
         checkpoint.make_durable(batch)
         self.note_name(checkpoint, batch, found)
         # Under the name that exactlyOnce publishes under, and with a mark: a batch that was begun
@@ -358,17 +365,27 @@ class CordwoodStreamWriter(_Writer, DataSourceStreamArrowWriter):
         _publish(self._store(), query, batch, (), APPENDED + found)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
-        """Stage or append what comes; return once all of it is durable."""
+        """Stage or append what comes; return once all of it is durable.
+
+        Raises:
+            Rejected: see `check_batch`.
+        """
         query, batch = "", 0
         if self._options.delivery != AT_LEAST_ONCE:
             query, batch = query_and_batch()
+            self.check_batch(batch)
         written = self._write(iterator, self._options.app or query, batch)
         context = TaskContext.get()
         found = context.getLocalProperty(CHECKPOINTS_PROPERTY) if context is not None else None
         return replace(written, query_id=query, checkpoints=found or "")
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
-        """Publish what tasks staged, unless this batch was published before."""
+        """Publish what tasks staged, unless this batch was published before.
+
+        Raises:
+            Rejected: see `check_plan`; or a batch of this number was published with another plan.
+            CordwoodError: as `delivery.publish`.
+        """
         if self._options.delivery != EXACTLY_ONCE:
             return
         written = [each for each in messages if isinstance(each, Written)]
@@ -386,6 +403,10 @@ class CordwoodStreamWriter(_Writer, DataSourceStreamArrowWriter):
 
         Spark does not sync its checkpoint. If a power cut took the newest plan and left the
         publication, another batch with the same number would count as a repeat.
+
+        Raises:
+            Rejected: see `check_plan`.
+            BadSetting: the checkpoint does not say what the batch reads.
         """
         # Spark hands the sink the query's option, but not the session's setting.
         checkpoint = (
@@ -395,12 +416,54 @@ class CordwoodStreamWriter(_Writer, DataSourceStreamArrowWriter):
                 written.checkpoints, written.query_id, self._options.query_name
             )
         )
+        found = "" if checkpoint is None else checkpoint.fingerprint(batch)
+        self.check_plan(Plan(batch, found))
         if checkpoint is None:
             return ""
-        found = checkpoint.fingerprint(batch)
         checkpoint.make_durable(batch)
         self.note_name(checkpoint, batch, found)
         return found
+
+    def check_batch(self, batch: int) -> None:
+        """Check that the plan that was read when this writer was made is of the batch that runs.
+
+        Args:
+            batch: as Spark tells it to the tasks and to the commit.
+        Raises:
+            Rejected: another run of the query has the checkpoint; nothing more is written.
+        """
+        if self._begun is not None and self._begun.batch != batch:
+            raise self._two_runs(
+                batch,
+                f"had batch {self._begun.batch} as its newest one when this run began {batch}",
+            )
+
+    def check_plan(self, found: Plan) -> None:
+        """Check that the checkpoint still has the plan that the tasks of this batch worked for.
+
+        The rows of one plan must never be published with the digest of another: the batch of the
+        other plan would count as a repeat, and be lost. Where the checkpoint is only known from the
+        session's setting, no plan was read before.
+
+        Args:
+            found: what the checkpoint says at the commit.
+        Raises:
+            Rejected: it has another plan, or none; nothing is published.
+        """
+        if not self._options.checkpoint:
+            return
+        self.check_batch(found.batch)
+        if found.digest != (self._begun.digest if self._begun is not None else ""):
+            raise self._two_runs(
+                found.batch, f"has another plan of batch {found.batch} than when this run began it"
+            )
+
+    def _two_runs(self, batch: int, how: str) -> Rejected:
+        return Rejected(
+            f"the checkpoint {self._options.checkpoint} {how}: another run of this query uses it, "
+            f"or an older copy was put back meanwhile. This run writes nothing of batch {batch}. "
+            "Stop all runs of the query, and start one: it goes on with what the checkpoint says"
+        )
 
     def note_name(self, checkpoint: Checkpoint, batch: int, found: str) -> None:
         """Note the query's `txnAppId` for a batch, before anything of it is visible.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -578,11 +579,12 @@ class TestOnce:
         offsets.mkdir(parents=True)
         (offsets.parent / "metadata").write_text('{"id": "q"}')
         asked = {**LEAST, "checkpointLocation": offsets.parent.as_uri()}
-        writer = CordwoodStreamWriter(parse_sink_options(asked))
 
         def commit(number: int, first: int, stop: int, planned_at: int) -> None:
             plan = f'v1\n{{"batchTimestampMs":{planned_at}}}\n{{"logs":{{"1":{stop}}}}}'
             (offsets / str(number)).write_text(plan)
+            (offsets / str(number + 1)).unlink(missing_ok=True)
+            writer = CordwoodStreamWriter(parse_sink_options(asked))
             refs, *_ = stage_all(store, row_blocks(iter(numbered(first, stop)), "/a"), 60.0)
             writer.commit([Written("q", number, 0, tuple(refs), 0, 0)], number)
 
@@ -595,6 +597,31 @@ class TestOnce:
             commit(0, 0, 10, 1)
         commit(2, 20, 30, 5)
         assert values(store, "/a") == list(range(30))
+
+    @pytest.mark.parametrize("now", ["another plan", "no plan", "no checkpoint"])
+    def test_a_batch_that_another_driver_planned_anew_since_is_refused(
+        self, store: BlockingStore, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, now: str
+    ):
+        """Its rows were published with the digest of the other plan, whose rows were lost."""
+        swap(monkeypatch, sink_module.shared_store, lambda *_: store, within=sink_module)
+        checkpoint = tmp_path / "checkpoint"
+        plan = checkpoint / "offsets" / "0"
+        plan.parent.mkdir(parents=True)
+        (checkpoint / "metadata").write_text('{"id": "anew"}')
+        plan.write_text('v1\n{}\n{"logs":{"1":10}}')
+        asked = {**LEAST, "checkpointLocation": str(checkpoint)}
+        writer = CordwoodStreamWriter(parse_sink_options(asked))
+        refs, *_ = stage_all(store, row_blocks(iter(numbered(0, 10)), "/anew"), 60.0)
+        message = Written("anew", 0, 0, tuple(refs), 0, 0)
+        if now == "another plan":
+            plan.write_text('v1\n{}\n{"logs":{"1":20}}')
+        elif now == "no plan":
+            plan.unlink()
+        else:
+            shutil.rmtree(checkpoint)
+        with pytest.raises((Rejected, BadSetting), match=r"batch 0"):
+            writer.commit([message], 0)
+        assert store.published("anew") is None
 
     def test_what_was_aborted_is_not_there_and_what_was_published_stays(
         self, store: BlockingStore, monkeypatch: pytest.MonkeyPatch

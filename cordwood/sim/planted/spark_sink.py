@@ -277,6 +277,18 @@ SCENE_BUGS = (
         at(Checkpoint.fingerprint).around(_counts_the_time),
     ),
     PlantedBug(
+        "plan-read-at-commit",
+        "A batch is published with the plan that the checkpoint has at the commit: if another "
+        "driver planned the batch anew meanwhile, its batch counts as a repeat, and is lost.",
+        at(CordwoodStreamWriter.check_plan).around(_no_word),
+    ),
+    PlantedBug(
+        "tasks-of-any-batch",
+        "Tasks append rows of a batch of which no plan was noted: another driver's batch of that "
+        "number counts as a repeat, and is lost.",
+        at(CordwoodStreamWriter.check_batch).around(_no_word),
+    ),
+    PlantedBug(
         "plans-of-all-queries",
         "A plan's digest holds no query: of two with one txnAppId and source, one is skipped.",
         at(Checkpoint.query).around(_nobodys),

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from engine import VALUE
+from engine import VALUE, Context
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 from swaps import swap
 
@@ -52,16 +52,57 @@ def planned_again(store: BlockingStore, log: str, tmp_path: Path) -> bool:
     offsets.mkdir()
     (tmp_path / "metadata").write_text(json.dumps({"id": log}))
     options = {SERVERS: "h:1", "log": log, "checkpointLocation": str(tmp_path)}
-    writer = CordwoodStreamWriter(parse_sink_options(options))
     for planned_at in (1, 2):
         plan = json.dumps({"logs": {"1": "e1n10"}})
         (offsets / "0").write_text(f'v1\n{{"batchTimestampMs":{planned_at}}}\n{plan}')
+        writer = CordwoodStreamWriter(parse_sink_options(options))
         refs, *_ = stage_all(store, row_blocks(iter([rows(0, 10)]), log), 60.0)
         try:
             writer.commit([Written(log, 0, 0, tuple(refs), 0, 0)], 0)
         except Rejected:
             return False
     return values(store, log) == list(range(10))
+
+
+def planned_anew_amid_the_batch(store: BlockingStore, log: str, tmp_path: Path) -> bool:
+    """A driver stands before its commit. An older checkpoint is put back, and another driver plans
+    another batch of that number."""
+    offsets = tmp_path / "offsets"
+    offsets.mkdir()
+    (tmp_path / "metadata").write_text(json.dumps({"id": log}))
+    options = {SERVERS: "h:1", "log": log, "checkpointLocation": str(tmp_path)}
+    begun = []
+    for first, stop in ((0, 10), (0, 20)):
+        (offsets / "0").write_text(f'v1\n{{}}\n{{"logs":{{"1":"e1n{stop}"}}}}')
+        writer = CordwoodStreamWriter(parse_sink_options(options))
+        refs, *_ = stage_all(store, row_blocks(iter([rows(first, stop)]), log), 60.0)
+        begun.append((writer, Written(log, 0, 0, tuple(refs), 0, 0)))
+    for writer, message in begun:
+        with contextlib.suppress(Rejected):
+            writer.commit([message], 0)
+    return values(store, log) == list(range(20))
+
+
+def planned_anew_before_the_tasks(store: BlockingStore, log: str, tmp_path: Path) -> bool:
+    """Another driver is a batch ahead when the writer of an idempotent batch is made."""
+    (tmp_path / "offsets").mkdir()
+    (tmp_path / "metadata").write_text(json.dumps({"id": log}))
+    for batch in (0, 1):
+        (tmp_path / "offsets" / str(batch)).write_text('v1\n{}\n{"logs":{"1":"e1n10"}}')
+    options = {
+        SERVERS: "h:1", "log": log, "checkpointLocation": str(tmp_path), "deliveryMode": IDEMPOTENT
+    }  # fmt: skip
+    store.create_log(log)
+    writer = CordwoodStreamWriter(parse_sink_options(options))
+    properties = {"sql.streaming.queryId": log, "streaming.sql.batchId": "0"}
+    Context.now = Context(0, properties)
+    try:
+        writer.write(iter([rows(0, 10)]))
+    except Rejected as error:
+        return "Stop all runs of the query, and start one" in str(error)
+    finally:
+        Context.now = None
+    return False
 
 
 def two_queries_of_one_name(store: BlockingStore, log: str, tmp_path: Path) -> bool:
@@ -298,6 +339,8 @@ def renamed_while_the_query_was_down(store: BlockingStore, log: str, _) -> bool:
 
 SCENES = {
     "time-in-plan": planned_again,
+    "plan-read-at-commit": planned_anew_amid_the_batch,
+    "tasks-of-any-batch": planned_anew_before_the_tasks,
     "plans-of-all-queries": two_queries_of_one_name,
     "note-is-a-batch": note_where_no_checkpoint_is_seen,
     "any-misplaced-stored": cut_anew,
