@@ -12,9 +12,8 @@ from __future__ import annotations
 import dataclasses
 import datetime
 import logging
-import re
 import time
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import CancelledError, Future, wait
 from functools import lru_cache
 
@@ -28,7 +27,7 @@ from cordwood.spark.find_time import Seen, find_time
 from cordwood.spark.gap_probe import may_not_read
 from cordwood.spark.group import cursors_of
 from cordwood.spark.offsets import StreamOffset, data_loss
-from cordwood.spark.options import Selection, SourceOptions
+from cordwood.spark.options import SourceOptions
 from cordwood.spark.places import (
     At,
     Cursor,
@@ -37,9 +36,9 @@ from cordwood.spark.places import (
     Places,
     check_strangers,
     is_number,
-    listed,
 )
 from cordwood.spark.runs import LsnRun, records_in, runs_of
+from cordwood.spark.selecting import missing_of, names_of, passed_over, select
 from cordwood.spark.shared_store import shared_store
 from cordwood.spark.splitting import Slice, Span
 
@@ -66,13 +65,6 @@ SAMPLES_MAX = 16
 RECORD_BYTES_GUESS = 1024
 """The guessed size of a record if no block was read. It only decides how small logs share tasks."""
 
-PASS_OVER = (
-    ". If this query read it and it was deleted since, one start with failOnDataLoss=false "
-    "(--pass-over-losses of `cordwood spark land` and `replay`) passes over it. If it was renamed, "
-    "give its name of now"
-)
-"""What to do about a named log that a stream does not find."""
-
 
 class Catalog:
     """The driver's view of the selected logs; lives as long as the query."""
@@ -86,6 +78,7 @@ class Catalog:
         self._may_miss = may_miss
         self._selected: dict[int, str] | None = None
         self._sought: set[str] = set()  # subscribed names of deleted logs: they may be made again
+        self._passed: dict[str, int] = {}  # by `check_missing`
         self._listed_at = 0.0
         self._list_took_s = 0.0
         self._listing: Future[dict[int, str]] | None = None
@@ -406,38 +399,37 @@ class Catalog:
             if log not in names and self._options.fail_on_data_loss:
                 raise data_loss(log, f"log {log}", first, None, "LOG_GONE")
 
-    def check_missing(self, there: Mapping[int, str], offset: StreamOffset) -> None:
-        """Check that named logs that do not exist were read and deleted.
-
-        A checkpoint has the numbers of logs and not their names. So as many of its logs must be
-        gone as names lead nowhere. A log of it that is there and that no name leads to was renamed:
-        nothing of it may be passed over.
+    def check_missing(self, there: Mapping[int, str], offset: StreamOffset) -> dict[str, int]:
+        """Check that named logs that do not exist were read and deleted; see `selecting`.
 
         Args:
             there: every log's name, by number.
             offset: what the checkpoint says; a new stream has read nothing.
+        Returns:
+            The names that lead nowhere, and the deleted log that each led to.
         Raises:
             UnknownLog: a named log does not exist, and is none of those.
         """
         selection, found = self._options.selection, self._selected
         if found is None:
             found = select(selection, there, may_miss=True)
-        missing = missing_of(selection, found)
-        gone = offset.logs.keys() - there.keys()
-        renamed = offset.to_find().keys() & there.keys() - found.keys()
-        if missing and (renamed or len(missing) > len(gone)):
-            raise _unknown(selection, missing, there.values(), PASS_OVER)
-        if missing:
-            logger.warning("deleted logs are passed over: %s", ", ".join(sorted(missing)))
+        self._passed = passed_over(selection, found, there, offset)
+        if self._passed:
+            logger.warning("deleted logs are passed over: %s", ", ".join(sorted(self._passed)))
+        return self._passed
 
-    def check_all_there(self) -> None:
+    def names_now(self, offset: StreamOffset, logs: Mapping[int, str]) -> dict[str, int] | None:
+        """The log that each given name last led to, for the next offset; None for a pattern.
+
+        Args:
+            offset: the offset before; see `StreamOffset.names`.
+            logs: the selected logs, with the names that they were found under.
         """
-        Raises:
-            UnknownLog: a named log does not exist.
-        """
-        selection, found = self._options.selection, self.selected()
-        if missing := missing_of(selection, found):
-            raise _unknown(selection, missing, self.all_logs().values(), PASS_OVER)
+        if self._is_pattern:
+            return None
+        # The first offset after a start on one of an earlier version notes what was passed over.
+        before = self._passed if offset.names is None else offset.names
+        return {**before, **names_of(self._options.selection, logs)}
 
     def tiered(self, slices: Sequence[Slice]) -> dict[int, Tiered]:
         """By log, the part that main storage holds; logs without such a part are left out.
@@ -551,39 +543,3 @@ def _utc(time_us: int) -> str:
     except (OverflowError, ValueError, OSError):
         return f"{time_us // 1000} ms after 1970"
     return when.isoformat(timespec="milliseconds")
-
-
-def select(
-    selection: Selection, logs: Mapping[int, str], *, may_miss: bool = False
-) -> dict[int, str]:
-    """The selected logs of all `logs` (names by number), in the order of their numbers.
-
-    Args:
-        may_miss: leave out logs that do not exist.
-    Raises:
-        UnknownLog: a named log does not exist.
-    """
-    ordered = dict(sorted(logs.items()))
-    if selection.option == "subscribePattern":
-        pattern = re.compile(selection.pattern)
-        return {log: name for log, name in ordered.items() if pattern.fullmatch(name)}
-    wanted = set(selection.logs)
-    found = {log: name for log, name in ordered.items() if name in wanted or str(log) in wanted}
-    missing = missing_of(selection, found)
-    if missing and not may_miss:
-        raise _unknown(selection, missing, ordered.values())
-    return found
-
-
-def missing_of(selection: Selection, found: Mapping[int, str]) -> set[str]:
-    """The names and numbers that a selection gives, and that lead to none of the `found` logs."""
-    return set(selection.logs) - {*found.values(), *map(str, found)}
-
-
-def _unknown(
-    selection: Selection, missing: Collection[str], names: Iterable[str], way_out: str = ""
-) -> UnknownLog:
-    return UnknownLog(
-        f"{selection.option}: there is no log {', '.join(sorted(missing))}; {listed(names)}"
-        f"{way_out}"
-    )

@@ -282,7 +282,7 @@ class Checkpoint:
             return None
         first = parse_offset(self.end_of(planned))
         begun = first.logs if first.is_initial else first.started
-        return StreamOffset(first.cluster, begun).to_json()
+        return StreamOffset(first.cluster, begun, names=first.names).to_json()
 
 
 def begins_at(first: Mapping[str, Any], last: Mapping[str, Any]) -> bool:

@@ -16,6 +16,10 @@ by then. The initial offset has `"init":true`.
 They keep their places. If one of them is deleted, the query lost nothing. The field is left out
 where there are none.
 
+`names` holds the log that each name of `subscribe` and `assign` last led to. It tells a name whose
+log was deleted from a name that is wrong (`selecting`). The field is left out for a pattern; in
+offsets of versions before it, too.
+
 Offsets never go back. If records are gone, a query fails or continues after them. It never
 restarts from the oldest.
 
@@ -69,6 +73,7 @@ class StreamOffset:
         started: the `from` of the JSON.
         is_initial: whether `initialOffset` made it.
         away: see the module.
+        names: see the module; None if the offset has none.
     """
 
     cluster: str
@@ -76,10 +81,11 @@ class StreamOffset:
     started: Mapping[int, int] = field(default_factory=dict)
     is_initial: bool = False
     away: frozenset[int] = frozenset()
+    names: Mapping[str, int] | None = None
 
     def to_json(self) -> dict[str, Any]:
         """The canonical form, keys in order."""
-        return {**self.head(), "logs": _written(self.logs), "v": VERSION}
+        return {**self.head(), "logs": _written(self.logs), **self.tail()}
 
     def head(self) -> dict[str, Any]:
         """The fields that stand before the logs."""
@@ -87,6 +93,13 @@ class StreamOffset:
         if self.is_initial:
             return {**away, "cluster": self.cluster, "init": True}
         return {**away, "cluster": self.cluster, "from": _written(self.started)}
+
+    def tail(self) -> dict[str, Any]:
+        """The fields that stand after the logs."""
+        if self.names is None:
+            return {"v": VERSION}
+        names = {name: str(log) for name, log in sorted(self.names.items())}
+        return {"names": names, "v": VERSION}
 
     def to_find(self) -> dict[int, int]:
         """The places of the logs that must still be there."""
@@ -114,6 +127,7 @@ def parse_offset(value: Mapping[str, Any]) -> StreamOffset:
             _read(value.get("from", {})),
             value.get("init") is True,
             frozenset(map(int, value.get("away", ()))),
+            _read_names(value["names"]) if "names" in value else None,
         )
     except (KeyError, TypeError, AttributeError, ValueError) as error:
         raise BadSetting(
@@ -160,10 +174,18 @@ class KnownOffsets:
             for log, lsn in offset.logs.items():
                 if logs[log] != lsn:
                     text[str(log)] = format_lsn(lsn)
-            value = {**offset.head(), "logs": text, "v": VERSION}
+            value = {**offset.head(), "logs": text, **self._tail(offset)}
         self._written = (value, offset)
         self._known.append(self._written)
         return value
+
+    def _tail(self, offset: StreamOffset) -> dict[str, Any]:
+        """Names rarely change."""
+        assert self._written is not None
+        value, before = self._written
+        if offset.names is None or offset.names != before.names:
+            return offset.tail()
+        return {"names": value["names"], "v": VERSION}
 
 
 def check_cluster(written: str, cluster: str) -> None:
@@ -180,7 +202,10 @@ def check_cluster(written: str, cluster: str) -> None:
 
 
 def move_on(
-    start: StreamOffset, stops: Mapping[int, int], away: frozenset[int] = frozenset()
+    start: StreamOffset,
+    stops: Mapping[int, int],
+    away: frozenset[int] = frozenset(),
+    names: Mapping[str, int] | None = None,
 ) -> StreamOffset:
     """The offset after reading each log up to its stop; `start` itself if nothing is new.
 
@@ -190,6 +215,7 @@ def move_on(
     Args:
         stops: first LSNs not to read; stops at or below `start` change nothing.
         away: the carried logs that are not selected now.
+        names: the log that each given name last led to; None for a pattern.
     """
     logs = dict(start.logs)
     started = dict(start.logs) if start.is_initial else {}
@@ -197,9 +223,9 @@ def move_on(
         if log not in logs:
             started[log] = OLDEST
         logs[log] = max(stop, logs.get(log, OLDEST))
-    if logs == start.logs and away == start.away:
+    if logs == start.logs and away == start.away and names == start.names:
         return start
-    return StreamOffset(start.cluster, logs, started, away=away)
+    return StreamOffset(start.cluster, logs, started, away=away, names=names)
 
 
 def ranges(start: StreamOffset, end: StreamOffset) -> dict[int, tuple[int, int]]:
@@ -303,3 +329,7 @@ def _written(places: Mapping[int, int]) -> dict[str, str]:
 
 def _read(places: Mapping[str, str]) -> dict[int, int]:
     return {int(log): parse_lsn(lsn) for log, lsn in places.items()}
+
+
+def _read_names(names: Mapping[str, str]) -> dict[str, int]:
+    return {name: int(log) for name, log in names.items()}

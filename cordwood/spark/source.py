@@ -20,7 +20,7 @@ from __future__ import annotations
 import gc
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -350,9 +350,10 @@ class CordwoodStreamReader(SliceReader, DataSourceStreamReader, SupportsTriggerA
                 deleted since batch 0 was planned: the first offset tells.
             BadSetting: a place lies outside its log.
         """
-        if self._options.fail_on_data_loss:
-            self._catalog.check_all_there()
         logs = self._catalog.selected()
+        new = StreamOffset(self._catalog.cluster, {}, is_initial=True, names={})
+        if self._options.fail_on_data_loss:
+            self._catalog.check_missing(self._catalog.all_logs(), new)
         if self._keeper is not None:
             from cordwood.spark.group import check_free
 
@@ -361,8 +362,9 @@ class CordwoodStreamReader(SliceReader, DataSourceStreamReader, SupportsTriggerA
         carried = self._catalog.carried(logs)
         placed = self._catalog.placed(logs, tails, carried)
         places = {**carried, **initial_places(placed, logs, tails)}
+        names = self._catalog.names_now(new, logs)
         away = frozenset(carried)
-        return StreamOffset(self._catalog.cluster, places, is_initial=True, away=away).to_json()
+        return replace(new, logs=places, away=away, names=names).to_json()
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
         """One of the limits that were given; Spark knows of one, the others hold all the same."""
@@ -390,7 +392,14 @@ class CordwoodStreamReader(SliceReader, DataSourceStreamReader, SupportsTriggerA
         self._follow(offset)
         ends = self._ends(offset) if self._frozen is None else self._frozen
         away = self._away(offset, ends.names)
-        moved = move_on(offset, self._limited(offset, ends, self._limits(limit)), away)
+        names = self._catalog.names_now(offset, ends.names)
+        stops = self._limited(offset, ends, self._limits(limit))
+        if names is not None:
+            # A name found them. They are carried also while they are empty: if they are renamed or
+            # deleted while the query is down, they must be known to it.
+            found = ends.names.keys() - offset.logs.keys()
+            stops = {**dict.fromkeys(found, int(OLDEST)), **stops}
+        moved = move_on(offset, stops, away, names)
         if moved is offset:
             self._idle_polls += 1
             return start

@@ -34,6 +34,7 @@ offsets = st.builds(
     StreamOffset, st.text("0123456789abcdef", min_size=1), places, places, st.just(False)
 ) | st.builds(StreamOffset, st.just("c1"), places, is_initial=st.just(True))
 sets = st.frozensets(log_ids, max_size=3)
+names = st.none() | st.dictionaries(st.text(), log_ids, max_size=3)
 
 
 def at(esn: int, epoch: int = 1) -> int:
@@ -67,9 +68,9 @@ class TestJson:
             '{"cluster":"c1","init":true,"logs":{"2":"e1n5"},"v":1}'
         )
 
-    @given(offsets, sets)
-    def test_is_canonical_and_comes_back(self, written, away):
-        written = dataclasses.replace(written, away=away)
+    @given(offsets, sets, names)
+    def test_is_canonical_and_comes_back(self, written, away, names):
+        written = dataclasses.replace(written, away=away, names=names)
         text = json.dumps(written.to_json())
         assert text == json.dumps(json.loads(text), sort_keys=True)
         assert parse_offset(json.loads(text)) == written
@@ -91,6 +92,8 @@ class TestJson:
             {"v": 1, "cluster": "c", "logs": {"1": 7}},
             {"v": 1, "cluster": "c", "logs": {}, "away": ["orders"]},
             {"v": 1, "cluster": "c", "logs": {}, "away": 7},
+            {"v": 1, "cluster": "c", "logs": {}, "names": ["/a"]},
+            {"v": 1, "cluster": "c", "logs": {}, "names": {"/a": "/b"}},
         ],
     )
     def test_of_another_source_is_refused(self, stored):
@@ -144,6 +147,13 @@ class TestMoveOn:
         back = move_on(moved, {2: at(9)})
         assert ranges(moved, back) == {2: (at(6), at(9))}
         assert back.to_find() == back.logs
+
+    def test_names_that_lead_elsewhere_are_news(self):
+        moved = move_on(offset(l1=at(5)), {}, names={"/a": 1})
+        assert (moved.logs, moved.names) == ({1: at(5)}, {"/a": 1})
+        assert ranges(offset(l1=at(5)), moved) == {}
+        assert move_on(moved, {}, names={"/a": 1}) is moved
+        assert move_on(moved, {}, names={"/a": 2}).names == {"/a": 2}
 
 
 class TestRanges:
@@ -296,6 +306,14 @@ class TestKnownOffsets:
             again = known.parse(json.loads(json.dumps(now.to_json())))
             assert again is now
             now = move_on(now, stops)
+
+    def test_say_the_names_of_each_offset(self):
+        known = KnownOffsets()
+        now = StreamOffset("c", {1: 9, 2: 5}, names={"/b": 2})
+        changes = ({"/b": 2}, {"/b": 2, "/a": 1}, None, {"/b": 1}, {})
+        for turn, named in enumerate(changes):
+            assert json.dumps(known.to_json(now)) == json.dumps(now.to_json())
+            now = move_on(now, {1: 10 + turn}, names=named)
 
     def test_read_what_they_have_not_seen(self):
         offset = StreamOffset("c", {1: 2}, {}, is_initial=True)

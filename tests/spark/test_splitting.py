@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 
 from cordwood.errors import UnknownLog
 from cordwood.lsn import ESN_MAX, OLDEST, make_lsn
-from cordwood.spark.catalog import select
 from cordwood.spark.options import Selection
 from cordwood.spark.runs import LsnRun, advance, records_in, runs_of
+from cordwood.spark.selecting import select
 from cordwood.spark.splitting import OPEN_COST_BYTES, PARTITIONS_MAX, Slice, Span, joined, plan
 
 ENDS = {1: make_lsn(1, 101), 2: make_lsn(2, 1), 3: None, 4: make_lsn(4, 51)}

@@ -9,7 +9,7 @@ Source: docs/sources/reliability.md §6 ("Spark batch re-read differs"); docs/so
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ from cordwood.client.publish import publishing
 from cordwood.client.values import StagedRef, Tiered
 from cordwood.errors import Misplaced, OutOfSequence
 from cordwood.layout.log_names import normalise_name
-from cordwood.lsn import Lsn
+from cordwood.lsn import OLDEST, Lsn
 from cordwood.metadata import publications
 from cordwood.protocol.publishing import (
     APPENDED,
@@ -33,12 +33,12 @@ from cordwood.protocol.publishing import (
     is_note,
 )
 from cordwood.sim.planted.bug import PlantedBug, at
-from cordwood.spark import sink, sink_rows, slice_reader, source, splitting
-from cordwood.spark.catalog import Catalog
+from cordwood.spark import catalog, sink, sink_rows, slice_reader, source, splitting
 from cordwood.spark.checkpoint import Checkpoint
 from cordwood.spark.idempotent import OnceAppender, _Sent
 from cordwood.spark.ledger_ends import LedgerEnds
-from cordwood.spark.offsets import StreamOffset, ranges
+from cordwood.spark.offsets import StreamOffset, move_on, ranges
+from cordwood.spark.selecting import missing_of, passed_over
 from cordwood.spark.sink import CordwoodStreamWriter, CordwoodWriter, Written
 from cordwood.spark.sink_options import SinkOptions
 from cordwood.spark.sink_rows import RowBlock
@@ -87,6 +87,33 @@ def _as_they_come(right: Any, messages: Sequence[WriterCommitMessage | None]) ->
 def _no_word(right: Any, *_: Any, **__: Any) -> None:
     """A check that passes everything."""
     return None
+
+
+def _any_name(
+    right: Any, selection: Any, found: Mapping[int, str], there: Any, offset: StreamOffset
+) -> dict[str, int]:
+    return dict.fromkeys(missing_of(selection, found), 0)
+
+
+def _counts_names(
+    right: Any, selection: Any, found: Any, there: Any, offset: StreamOffset
+) -> dict[str, int]:
+    """As many names may lead nowhere as logs of the checkpoint are gone."""
+    told: dict[str, int] = right(selection, found, there, replace(offset, names=None))
+    return told
+
+
+def _without_what_is_empty(
+    right: Any,
+    start: StreamOffset,
+    stops: Mapping[int, int],
+    away: frozenset[int] = frozenset(),
+    names: Mapping[str, int] | None = None,
+) -> StreamOffset:
+    """A log that a name found is not noted before it has a record."""
+    stops = {log: stop for log, stop in stops.items() if log in start.logs or stop > OLDEST}
+    moved: StreamOffset = right(start, stops, away, names)
+    return moved
 
 
 def _looks_at_no_note(
@@ -358,7 +385,19 @@ SCENE_BUGS = (
         "any-name-passed-over",
         "A stream that starts passes over each name that leads to no log, also of a log that was "
         "renamed and has records for it.",
-        at(Catalog.check_missing).around(_no_word),
+        at(passed_over, within=catalog).around(_any_name),
+    ),
+    PlantedBug(
+        "names-counted",
+        "As many names are passed over as logs of the checkpoint are gone: after a deletion that "
+        "was passed over, a name that is wrong, or whose log was renamed, is passed over too.",
+        at(passed_over, within=catalog).around(_counts_names),
+    ),
+    PlantedBug(
+        "found-log-forgotten",
+        "A log that was made again under its name is not in the checkpoint before a batch has "
+        "records of it: if it is deleted while the query is down, no error tells the loss.",
+        at(move_on, within=source).around(_without_what_is_empty),
     ),
     PlantedBug(
         "ledger-cut-by-its-end",

@@ -25,7 +25,7 @@ from crc32c import crc32c
 
 from cordwood.durable import make_directories, write_whole
 from cordwood.errors import BadSetting
-from cordwood.spark.catalog import Catalog, select
+from cordwood.spark.catalog import Catalog
 from cordwood.spark.jobs.notes import count_of, damaged, read_note, text_of
 from cordwood.spark.jobs.parquet_table import finish_moves
 from cordwood.spark.jobs.partitions import partition_value
@@ -34,6 +34,7 @@ from cordwood.spark.jobs.table_files import Span, ordered_steps, span_of, steps,
 from cordwood.spark.options import parse_options
 from cordwood.spark.places import Edge
 from cordwood.spark.raw_options import RawOptions
+from cordwood.spark.selecting import select
 from cordwood.spark.shared_store import shared_store
 from cordwood.spark.sink_options import AT_LEAST_ONCE, LOG_ID, TAKEN, parse_sink_options
 from cordwood.spark.target_log import known_number, number_to_append

@@ -123,3 +123,94 @@ def test_a_dry_run_tells_the_rest_of_a_landing(
     source = {SERVERS: "h:1", "subscribe": f"{log}/a,{log}/b"}
     (planned,) = planned_reads(source, str(tmp_path))
     assert (planned.log, planned.records) == (f"{log}/a", 1)
+
+
+@pytest.mark.parametrize("fails", ["true", "false"])
+def test_a_wrong_name_is_refused_after_a_deletion_was_passed_over(
+    store: BlockingStore, log: str, start: Callable[..., CordwoodStreamReader], fails: str
+):
+    """As many names were passed over as logs were gone, whichever names they were."""
+    end = first_end(start())
+    store.log_tree.delete(f"{log}/b")
+    store.append(f"{log}/a", b"2")
+    after = stored(start(failOnDataLoss="false").latestOffset(end, ALL))
+    for names in (f"{log}/a,{log}/wrong", f"{log}/a,{log}/b,{log}/wrong"):
+        with pytest.raises(UnknownLog, match=f"no log {log}/wrong"):
+            start(subscribe=names, failOnDataLoss=fails).latestOffset(after, ALL)
+
+
+@pytest.mark.parametrize("fails", ["true", "false"])
+def test_a_log_that_was_made_again_and_renamed_is_not_passed_over(
+    store: BlockingStore, log: str, start: Callable[..., CordwoodStreamReader], fails: str
+):
+    """It was found while it was empty. Its records were passed over with the deleted log."""
+    end = first_end(start())
+    store.log_tree.delete(f"{log}/b")
+    store.create_log(f"{log}/b")
+    after = stored(start(failOnDataLoss="false").latestOffset(end, ALL))
+    store.append(f"{log}/b", b"2")
+    store.log_tree.rename(f"{log}/b", f"{log}/c")
+    with pytest.raises(UnknownLog, match="If it was renamed, give its name of now"):
+        start(failOnDataLoss=fails).latestOffset(after, ALL)
+    renamed = start(subscribe=f"{log}/a,{log}/c", failOnDataLoss=fails)
+    last = stored(renamed.latestOffset(after, ALL))
+    assert values(renamed, after, last) == [b"2"]
+
+
+def test_a_log_that_was_made_again_and_deleted_is_a_loss(
+    store: BlockingStore, log: str, start: Callable[..., CordwoodStreamReader]
+):
+    """It was found while it was empty, and no error told that its records were lost."""
+    end = first_end(start())
+    store.log_tree.delete(f"{log}/b")
+    store.create_log(f"{log}/b")
+    after = stored(start(failOnDataLoss="false").latestOffset(end, ALL))
+    store.append(f"{log}/b", b"2")
+    store.log_tree.delete(f"{log}/b")
+    with pytest.raises(DataLoss, match="LOG_GONE"):
+        start().latestOffset(after, ALL)
+    last = stored(start(failOnDataLoss="false").latestOffset(after, ALL))
+    assert start().latestOffset(last, ALL) == last, "it is passed over for good"
+
+
+def test_a_log_is_passed_over_beside_one_that_was_renamed_and_made_again(
+    store: BlockingStore, log: str, start: Callable[..., CordwoodStreamReader]
+):
+    """The renamed log was taken for the log of the other name: no start went on."""
+    end = first_end(start())
+    store.log_tree.rename(f"{log}/a", f"{log}/old")
+    store.append(f"{log}/a", b"2")
+    store.log_tree.delete(f"{log}/b")
+    with pytest.raises(DataLoss, match="LOG_GONE"):
+        start().latestOffset(end, ALL)
+    reader = start(failOnDataLoss="false")
+    after = stored(reader.latestOffset(end, ALL))
+    assert values(reader, end, after) == [b"2"]
+    assert start().latestOffset(after, ALL) == after
+
+
+def test_a_checkpoint_of_an_earlier_version_goes_on_and_learns_names(
+    store: BlockingStore, log: str, start: Callable[..., CordwoodStreamReader]
+):
+    """It has no names: as many may lead nowhere as logs of it are gone, at one start."""
+    end = first_end(start())
+    del end["names"]
+    store.log_tree.delete(f"{log}/b")
+    with pytest.raises(UnknownLog, match=r"no log .*/b, .*/wrong"):
+        start(subscribe=f"{log}/a,{log}/b,{log}/wrong", failOnDataLoss="false").latestOffset(
+            end, ALL
+        )
+    after = stored(start(failOnDataLoss="false").latestOffset(end, ALL))
+    assert set(after["names"]) == {f"{log}/a", f"{log}/b"}
+    assert start().latestOffset(after, ALL) == after
+    with pytest.raises(UnknownLog, match=r"no log .*/wrong"):
+        start(subscribe=f"{log}/a,{log}/wrong").latestOffset(after, ALL)
+
+
+def values(reader: CordwoodStreamReader, start: dict[str, Any], end: dict[str, Any]) -> list[bytes]:
+    return [
+        value
+        for planned in reader.partitions(start, end)
+        for batch in reader.read(planned)
+        for value in batch["value"].to_pylist()
+    ]

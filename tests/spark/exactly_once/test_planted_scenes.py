@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import uuid
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -24,11 +25,12 @@ from cordwood.spark.delivery import stage_all
 from cordwood.spark.idempotent import OnceAppender
 from cordwood.spark.ledger_ends import LedgerEnds
 from cordwood.spark.ledger_options import parse_ledger_options
+from cordwood.spark.offsets import DataLoss
 from cordwood.spark.options import SERVERS
 from cordwood.spark.sink import CordwoodStreamWriter, CordwoodWriter, Written
 from cordwood.spark.sink_options import EXACTLY_ONCE, IDEMPOTENT, parse_sink_options
 from cordwood.spark.sink_rows import row_blocks
-from cordwood.spark.source import CordwoodSource
+from cordwood.spark.source import CordwoodSource, CordwoodStreamReader
 from cordwood.spark.splitting import plan
 
 pytestmark = pytest.mark.real
@@ -337,6 +339,50 @@ def renamed_while_the_query_was_down(store: BlockingStore, log: str, _) -> bool:
     return True
 
 
+def wrong_name_after_a_deletion(store: BlockingStore, log: str, _) -> bool:
+    """A deletion was passed over, and a later start names a log that never was."""
+    made = follower(store, log)
+    reader = made(f"{log}/a,{log}/b")
+    end = reader.latestOffset(reader.initialOffset(), ReadAllAvailable())
+    store.log_tree.delete(f"{log}/b")
+    store.append(f"{log}/a", b"2")
+    end = made(f"{log}/a,{log}/b", "false").latestOffset(end, ReadAllAvailable())
+    with contextlib.suppress(UnknownLog):
+        made(f"{log}/a,{log}/typing-error").latestOffset(end, ReadAllAvailable())
+        return False
+    return True
+
+
+def deleted_before_its_first_batch(store: BlockingStore, log: str, _) -> bool:
+    """A log that was made again is found while it is empty; it gets records, and is deleted."""
+    made = follower(store, log)
+    names = f"{log}/a,{log}/b"
+    reader = made(names)
+    end = reader.latestOffset(reader.initialOffset(), ReadAllAvailable())
+    store.log_tree.delete(f"{log}/b")
+    store.create_log(f"{log}/b")
+    end = made(names, "false").latestOffset(end, ReadAllAvailable())
+    store.append(f"{log}/b", b"2")
+    store.log_tree.delete(f"{log}/b")
+    with contextlib.suppress(DataLoss):
+        made(names).latestOffset(end, ReadAllAvailable())
+        return False
+    return True
+
+
+def follower(store: BlockingStore, log: str) -> Callable[..., CordwoodStreamReader]:
+    """Makes readers of logs by name, as starts of a query do; two logs have a record."""
+    for name in "ab":
+        store.append(f"{log}/{name}", b"1")
+
+    def made(names: str, fails: str = "true") -> CordwoodStreamReader:
+        options = {"subscribe": names, "startingOffsets": "earliest", "failOnDataLoss": fails}
+        source = CordwoodSource({SERVERS: "h:1", **options})
+        return source.streamReader(schema=source.schema())
+
+    return made
+
+
 SCENES = {
     "time-in-plan": planned_again,
     "plan-read-at-commit": planned_anew_amid_the_batch,
@@ -354,6 +400,8 @@ SCENES = {
     "version-in-any-mode": version_in_another_mode,
     "checkpoint-by-id-alone": copy_beside_the_checkpoint,
     "any-name-passed-over": renamed_while_the_query_was_down,
+    "names-counted": wrong_name_after_a_deletion,
+    "found-log-forgotten": deleted_before_its_first_batch,
     "ledger-cut-by-its-end": ledger_cut_again,
 }
 
