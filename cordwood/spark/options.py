@@ -58,6 +58,7 @@ OPTIONS = {
     "endingOffsetsByTimestamp": "the same by log, as JSON (batch only)",
     "groupId": "the store's consumer whose cursors follow this query, for its lag to be seen",
     "failOnDataLoss": "true: fail where records are gone; false: go on after them",
+    "passedOver": 'names that may lead nowhere, as JSON by their deleted log: {"/orders": 17}',
     "includeHeaders": "true adds the column headers",
     "includePayload": "false leaves out the column value",
     "includeGaps": "true gives ranges without records as rows, and does not fail for them",
@@ -128,6 +129,7 @@ class SourceOptions:
         gaps: whether gaps are rows.
         pushdown: whether Spark's filters may narrow a batch.
         group: the consumer whose cursors follow a stream, "" for none.
+        passed_over: the deleted logs of names that a new stream passes over (`selecting`).
         read_tokens: for logs that ask for a token; never shown.
     """
 
@@ -148,6 +150,7 @@ class SourceOptions:
     gaps: bool = False
     pushdown: bool = False
     group: str = ""
+    passed_over: Mapping[str, int] = field(default_factory=dict)
     read_tokens: tuple[str, ...] = field(default=(), repr=False)
 
     def client_settings(self) -> ClientSettings:
@@ -162,7 +165,7 @@ class SourceOptions:
         """Check what only a batch cannot do.
 
         Raises:
-            BadSetting: it starts at latest, or limits a trigger it has not.
+            BadSetting: it starts at latest, passes names over, or limits a trigger it has not.
         """
         starts = self.starts or Places(Edge.EARLIEST)
         if Edge.LATEST in starts.all:
@@ -170,6 +173,8 @@ class SourceOptions:
                 "startingOffsets is latest, and a batch from there on would always be empty: "
                 "give earliest or JSON, or use readStream"
             )
+        if self.passed_over:
+            raise BadSetting("passedOver is for streams: a batch names the logs that are there")
         limits = {
             "maxRecordsPerTrigger (or maxOffsetsPerTrigger)": self.max_records,
             "maxBytesPerTrigger": self.max_bytes,
@@ -224,6 +229,7 @@ def parse_options(given: Mapping[str, str]) -> SourceOptions:
         gaps=options.flag("includeGaps", False),
         pushdown=options.flag("filterPushdown", False),
         group=_group(options, starts),
+        passed_over=_passed_over(options),
         read_tokens=parse_tokens(options, READ_TOKENS),
     )
 
@@ -363,6 +369,20 @@ def _group(options: RawOptions, starts: Places | None) -> str:
     if group is None and starts is not None and Cursor.CURSOR in starts.all:
         raise BadSetting("startingOffsets is cursor: name the consumer with groupId")
     return group or ""
+
+
+def _passed_over(options: RawOptions) -> dict[str, int]:
+    text = options.text("passedOver")
+    if text is None:
+        return {}
+    wrong = BadSetting(f"passedOver is {text!r}; it takes {OPTIONS['passedOver']}")
+    try:
+        given = json.loads(text)
+    except (ValueError, RecursionError):
+        raise wrong from None
+    if not isinstance(given, dict) or not all(type(log) is int for log in given.values()):
+        raise wrong
+    return {log_key(name): log for name, log in given.items()}
 
 
 def _one_of(options: RawOptions, *names: str) -> tuple[str, str] | None:

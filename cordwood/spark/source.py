@@ -351,7 +351,8 @@ class CordwoodStreamReader(SliceReader, DataSourceStreamReader, SupportsTriggerA
             BadSetting: a place lies outside its log.
         """
         logs = self._catalog.selected()
-        new = StreamOffset(self._catalog.cluster, {}, is_initial=True, names={})
+        passed_over = self._options.passed_over
+        new = StreamOffset(self._catalog.cluster, {}, is_initial=True, names=passed_over)
         if self._options.fail_on_data_loss:
             self._catalog.check_missing(self._catalog.all_logs(), new)
         if self._keeper is not None:

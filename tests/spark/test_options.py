@@ -223,6 +223,10 @@ class TestWhatIsRefused:
         ("option", "value"),
         [
             ("failOnDataLoss", "yes"),
+            ("passedOver", "/orders"),
+            ("passedOver", '["/orders"]'),
+            ("passedOver", '{"/orders": "17"}'),
+            ("passedOver", '{"/orders": true}'),
             ("includeHeaders", "1"),
             ("includePayload", ""),
             ("minPartitions", "0"),

@@ -36,6 +36,7 @@ from cordwood.sim.planted.bug import PlantedBug, at
 from cordwood.spark import catalog, sink, sink_rows, slice_reader, source, splitting
 from cordwood.spark.checkpoint import Checkpoint
 from cordwood.spark.idempotent import OnceAppender, _Sent
+from cordwood.spark.jobs.land import Lander
 from cordwood.spark.ledger_ends import LedgerEnds
 from cordwood.spark.offsets import StreamOffset, move_on, ranges
 from cordwood.spark.selecting import missing_of, passed_over
@@ -114,6 +115,11 @@ def _without_what_is_empty(
     stops = {log: stop for log, stop in stops.items() if log in start.logs or stop > OLDEST}
     moved: StreamOffset = right(start, stops, away, names)
     return moved
+
+
+def _drops_gone_logs(right: Any, self: Lander, source: Any, known: StreamOffset) -> dict[str, int]:
+    """Only logs that are there are handed to the new query."""
+    return {}
 
 
 def _looks_at_no_note(
@@ -392,6 +398,12 @@ SCENE_BUGS = (
         "As many names are passed over as logs of the checkpoint are gone: after a deletion that "
         "was passed over, a name that is wrong, or whose log was renamed, is passed over too.",
         at(passed_over, within=catalog).around(_counts_names),
+    ),
+    PlantedBug(
+        "table-without-its-gone-logs",
+        "A landing that lost its checkpoint forgets which logs of the table were passed over: their "
+        "names lead nowhere, it cannot change them, and it never starts again.",
+        at(Lander.passed_over).around(_drops_gone_logs),
     ),
     PlantedBug(
         "found-log-forgotten",

@@ -53,7 +53,9 @@ from cordwood.spark.jobs.table import (
     only_writer,
     staged_files,
 )
+from cordwood.spark.offsets import StreamOffset, parse_offset
 from cordwood.spark.options import parse_options
+from cordwood.spark.selecting import passed_over, select
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, Observation, SparkSession
@@ -204,7 +206,12 @@ class Lander:
             query.stop()
 
     def source_options(self) -> dict[str, str]:
-        """The source's options; a new checkpoint goes on where the table ends."""
+        """The source's options; a new checkpoint goes on where the table ends.
+
+        Raises:
+            BadSetting: the table does not say where it ends, or is of another cluster.
+            UnknownLog: a name is wrong, or its log was renamed.
+        """
         given = {"startingOffsets": "earliest", **self._landing.source}
         if any(name.lower() in _STARTS for name in self._landing.source):
             given.pop("startingOffsets", None)
@@ -221,7 +228,31 @@ class Lander:
             given = {name: value for name, value in given.items() if name.lower() not in _STARTS}
             given["startingOffsets"] = json.dumps(self._still_there(given, last))
             self._say("the checkpoint is gone: going on where the table ends")
+        known = last
+        # Spark asks once more where the query starts if it died in its first batch.
+        if not self._checkpoint.is_new and self._checkpoint.newest("commits") < 0:
+            known = self._checkpoint.end_of(self._checkpoint.newest("offsets"))
+        if known is not None and (over := self.passed_over(given, parse_offset(known))):
+            given["passedOver"] = json.dumps(over)
         return given
+
+    def passed_over(self, source: dict[str, str], known: StreamOffset) -> dict[str, int]:
+        """The names that lead nowhere because their logs were deleted, for a new query.
+
+        A log that was deleted since, while it was selected, is a loss: its name is left out unless
+        losses are passed over, so that the query fails.
+
+        Args:
+            known: the offset that the query goes on from.
+        Raises:
+            UnknownLog: a name is wrong, or its log was renamed.
+        """
+        options = parse_options(source)
+        there = Catalog(options).all_logs()
+        found = select(options.selection, there, may_miss=True)
+        over = passed_over(options.selection, found, there, known)
+        lost = known.to_find() if options.fail_on_data_loss else {}
+        return {name: log for name, log in over.items() if log not in lost}
 
     def _asks_for_all(self) -> bool:
         """Whether the options have an empty table begin at each log's beginning."""

@@ -14,7 +14,9 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 from cordwood.client.blocking.blocking_store import BlockingStore
 from cordwood.errors import UnknownLog
-from cordwood.spark.jobs.landing import planned_reads
+from cordwood.spark.jobs.land import Landed, Lander
+from cordwood.spark.jobs.landing import Landing, planned_reads
+from cordwood.spark.jobs.parquet_table import ParquetTable
 from cordwood.spark.offsets import DataLoss
 from cordwood.spark.options import SERVERS
 from cordwood.spark.source import CordwoodSource, CordwoodStreamReader
@@ -205,6 +207,87 @@ def test_a_checkpoint_of_an_earlier_version_goes_on_and_learns_names(
     assert start().latestOffset(after, ALL) == after
     with pytest.raises(UnknownLog, match=r"no log .*/wrong"):
         start(subscribe=f"{log}/a,{log}/wrong").latestOffset(after, ALL)
+
+
+class TestLandingWithoutItsCheckpoint:
+    @pytest.fixture
+    def options(
+        self,
+        store: BlockingStore,
+        log: str,
+        start: Callable[..., CordwoodStreamReader],
+        tmp_path: Path,
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> Callable[..., dict[str, str]]:
+        """Of the source, for a table that ends at an offset."""
+
+        def made(end: dict[str, Any], **more: str) -> dict[str, str]:
+            table = ParquetTable(tmp_path)
+            monkeypatch.setattr(table, "last_offset", lambda: end)
+            source = {SERVERS: "h:1", "subscribe": f"{log}/a,{log}/b", **more}
+            landing = Landing(source, str(tmp_path), partition_by=())
+            return Lander(tmp_path, table, landing, Landed(), print).source_options()
+
+        return made
+
+    @pytest.mark.parametrize("is_older", [False, True])
+    def test_passes_over_what_was_passed_over(
+        self,
+        store: BlockingStore,
+        log: str,
+        start: Callable[..., CordwoodStreamReader],
+        options: Callable[..., dict[str, str]],
+        is_older: bool,
+        tmp_path: Path,
+    ):
+        """No start went on, whatever was chosen, and a landing cannot say other names."""
+        end = first_end(start())
+        store.log_tree.delete(f"{log}/b")
+        store.append(f"{log}/a", b"2")
+        after = stored(start(failOnDataLoss="false").latestOffset(end, ALL))
+        if is_older:
+            del after["names"]
+        store.append(f"{log}/a", b"3")
+        given = options(after)
+        reader = start(**given)
+        initial = stored(reader.initialOffset())
+        planned = stored(reader.latestOffset(initial, ALL))
+        assert values(reader, initial, planned) == [b"3"]
+        assert start().latestOffset(planned, ALL) == planned
+        # It died in its first batch, and Spark asks once more where it starts.
+        Checkpoint(directory=tmp_path / "_cordwood" / "checkpoint").plan(0, planned)
+        again = start(**options(after))
+        assert values(again, stored(again.initialOffset()), planned) == [b"3"]
+
+    def test_tells_a_loss_and_passes_over_it_if_asked(
+        self,
+        store: BlockingStore,
+        log: str,
+        start: Callable[..., CordwoodStreamReader],
+        options: Callable[..., dict[str, str]],
+    ):
+        end = first_end(start())
+        store.log_tree.delete(f"{log}/b")
+        store.append(f"{log}/a", b"2")
+        with pytest.raises(UnknownLog, match="one start with failOnDataLoss=false"):
+            start(**options(end)).initialOffset()
+        reader = start(**options(end, failOnDataLoss="false"))
+        initial = stored(reader.initialOffset())
+        planned = stored(reader.latestOffset(initial, ALL))
+        assert values(reader, initial, planned) == [b"2"]
+        assert start().latestOffset(planned, ALL) == planned, "it is passed over for good"
+
+    def test_does_not_pass_over_a_log_that_was_renamed(
+        self,
+        store: BlockingStore,
+        log: str,
+        start: Callable[..., CordwoodStreamReader],
+        options: Callable[..., dict[str, str]],
+    ):
+        end = first_end(start())
+        store.log_tree.rename(f"{log}/b", f"{log}/c")
+        with pytest.raises(UnknownLog, match="give its name of now"):
+            options(end, failOnDataLoss="false")
 
 
 def values(reader: CordwoodStreamReader, start: dict[str, Any], end: dict[str, Any]) -> list[bytes]:

@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from engine import VALUE, Context
 from pyspark.sql.streaming.datasource import ReadAllAvailable
@@ -23,6 +24,10 @@ from cordwood.sim.planted.bug import planted
 from cordwood.sim.planted.spark_sink import SCENE_BUGS
 from cordwood.spark.delivery import stage_all
 from cordwood.spark.idempotent import OnceAppender
+from cordwood.spark.jobs.land import Landed, Lander
+from cordwood.spark.jobs.landing import Landing
+from cordwood.spark.jobs.parquet_table import ParquetTable
+from cordwood.spark.jobs.table import StagedBatch, staged_files
 from cordwood.spark.ledger_ends import LedgerEnds
 from cordwood.spark.ledger_options import parse_ledger_options
 from cordwood.spark.offsets import DataLoss
@@ -370,6 +375,31 @@ def deleted_before_its_first_batch(store: BlockingStore, log: str, _) -> bool:
     return True
 
 
+def checkpoint_lost_after_a_deletion(store: BlockingStore, log: str, tmp_path: Path) -> bool:
+    """A landing passed over a deleted log, and starts without its checkpoint."""
+    made, names = follower(store, log), f"{log}/a,{log}/b"
+    reader = made(names)
+    end = reader.latestOffset(reader.initialOffset(), ReadAllAvailable())
+    store.log_tree.delete(f"{log}/b")
+    store.append(f"{log}/a", b"2")
+    end = made(names, "false").latestOffset(end, ReadAllAvailable())
+    landing = Landing({SERVERS: "h:1", "subscribe": names}, str(tmp_path), partition_by=())
+    staged = tmp_path / "staged"
+    staged.mkdir()
+    pq.write_table(pa.table({"lsn": [1, 2]}), staged / "part-0.parquet")
+    table = ParquetTable(tmp_path)
+    table.publish(StagedBatch("q", 0, end, staged_files(staged), pa.schema([("lsn", pa.int64())])))
+    store.append(f"{log}/a", b"3")
+    options = Lander(tmp_path, table, landing, Landed(), print).source_options()
+    source = CordwoodSource(options)
+    reader = source.streamReader(schema=source.schema())
+    with contextlib.suppress(UnknownLog):
+        start = reader.initialOffset()
+        planned = reader.partitions(start, reader.latestOffset(start, ReadAllAvailable()))
+        return len(planned) == 1
+    return False
+
+
 def follower(store: BlockingStore, log: str) -> Callable[..., CordwoodStreamReader]:
     """Makes readers of logs by name, as starts of a query do; two logs have a record."""
     for name in "ab":
@@ -401,6 +431,7 @@ SCENES = {
     "checkpoint-by-id-alone": copy_beside_the_checkpoint,
     "any-name-passed-over": renamed_while_the_query_was_down,
     "names-counted": wrong_name_after_a_deletion,
+    "table-without-its-gone-logs": checkpoint_lost_after_a_deletion,
     "found-log-forgotten": deleted_before_its_first_batch,
     "ledger-cut-by-its-end": ledger_cut_again,
 }
