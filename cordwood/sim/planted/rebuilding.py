@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from cordwood.block import Envelope
 from cordwood.layout.log_questions import AskCopies
-from cordwood.layout.message_rebuilding import TellProducers
+from cordwood.layout.message_rebuilding import DonorState, TellProducers
 from cordwood.layout.waves import Refusal, StoredBlock, StoreRefusal
 from cordwood.metadata.membership import Membership
 from cordwood.nodes import Authority, NodeId, Nodeset, Replication
@@ -259,7 +259,16 @@ def _no_producers(self: Donor, log: int, held: CachedLog) -> list[TellProducers]
 _UNCONFIRMED = at(Moves._confirm).instead(_unasked)
 
 
+def _of_this_pass(right: Any, self: Donor) -> DonorState:
+    state: DonorState = right(self)
+    return replace(state, blocked=self._pass.blocked if self._pass is not None else "")
+
+
 BUGS = (
+    PlantedBug("donor-reason-of-pass", "a donor tells why it waits only between two passes, and a "
+                                       "pass may take minutes",
+               at(Donor.state).around(_of_this_pass),
+               scene="tests/storage/test_donor_reasons.py"),
     PlantedBug("seals-not-owed", "a node reports that it is back although no start has sealed "
                                  "the epochs that it missed",
                at(Membership.owe_seals).instead(_nothing_owed),

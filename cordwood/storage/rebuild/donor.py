@@ -116,6 +116,8 @@ class Donor:
         self._pace = pace
         self._run_bytes = run_bytes
         self._pass: Pass | None = None
+        # Why the pass before did not end the work: a pass may take minutes to find the same reason.
+        self._waited = ""
         self._look = DonorLook(me, engine, members, pace, main, moves.ask)
         self._stirred = 0  # the log whose tail was asked for last
         # Whether moves may be noted here that no pass has finished.
@@ -132,12 +134,14 @@ class Donor:
         return DonorState(
             now.rebuilding.version, report.blocks, report.bytes,
             max(0, blocks - report.blocks), max(0, size - report.bytes),
-            report.bytes / took_s if took_s > 0 else 0.0, now.blocked[:4096], now.is_looking,
+            report.bytes / took_s if took_s > 0 else 0.0,
+            (now.blocked or self._waited)[:4096], now.is_looking,
         )  # fmt: skip
 
     def rest(self) -> None:
         """Note that the donor has nothing to do."""
         self._pass = None
+        self._waited = ""
 
     async def work(self, rebuilding: RebuildingSet, is_old: Callable[[], bool]) -> Pass:
         """One pass by a set; it ends early once `is_old`."""
@@ -146,6 +150,7 @@ class Donor:
         unsure, silent = await self._ask_who_lost(donors)
         losses = replace(Losses.of(rebuilding), unsure=unsure)
         now = Pass(rebuilding, losses, began_s=loop.time())
+        self._waited = self._pass.blocked if self._pass is not None else ""
         self._pass = now
         has_order = self.has_order(rebuilding)
         self._may_have_noted = self._may_have_noted or has_order
@@ -181,6 +186,7 @@ class Donor:
         for log in next_logs({*now.unsettled, *now.rotten}, self._stirred, STIRRED_MAX):
             self._stirred = log
             await self._stir(log)
+        self._waited = ""
         return now
 
     async def _ask_who_lost(self, nodes: Set[NodeId]) -> tuple[frozenset[int], frozenset[NodeId]]:

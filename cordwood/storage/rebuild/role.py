@@ -370,7 +370,7 @@ class RebuildRole:
                 verdict = await self._say(self._given)
                 logger.info("this node gave its part of a rebalance: %s", verdict.value)
         except CordwoodError as error:
-            logger.warning("that rebuilding is done could not be said: %s", error)
+            made.report.trouble = f"that rebuilding is done could not be said: {error}"
             return False
         return True
 
@@ -383,8 +383,7 @@ class RebuildRole:
         try:
             verdict = await self._say(event)
         except CordwoodError as error:
-            logger.warning("that this node has to give blocks could not be said: %s", error)
-            made.is_cut = True
+            made.report.trouble = f"that this node has to give blocks could not be said: {error}"
             return False
         logger.warning(
             "node %d: an end of an epoch has too few copies, and this node is a donor of them: %s",
