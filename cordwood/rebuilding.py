@@ -280,6 +280,20 @@ class RebuildingSet(Struct, frozen=True, omit_defaults=True, forbid_unknown_fiel
         gives_itself = bool(entry.ranges) or (entry.relocates and not entry.is_empty)
         return self.through if of_drain and not gives_itself else entry.version
 
+    def rebalance_mark(self, *, begins: bool) -> int:
+        """What an order about a rebalance names of the set.
+
+        Args:
+            begins: whether it begins a rebalance.
+        Returns:
+            `through` for such an order: it is refused while a node is drained or rebuilt, and the
+            version does not tell that this is over. Else the version of the last rebalance, 0
+            before the first.
+        """
+        if begins:
+            return self.through
+        return self.rebalancing.version if self.rebalancing is not None else 0
+
 
 class Restated(Struct, frozen=True, tag="restated", forbid_unknown_fields=True):
     """The events begin anew from a set, because records of the event log are lost.

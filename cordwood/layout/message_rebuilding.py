@@ -58,9 +58,15 @@ class SayRebuild(Struct, frozen=True, tag="say_rebuild"):
 
 class SayRebalance(Struct, frozen=True, tag="say_rebalance"):
     """Nodes are to give shares of their bytes to others: triples of source, target and millionths.
-    Without any, the rebalance that is under way ends. Answered with RebuildingReply."""
+    Without any, the rebalance that is under way ends. Answered with RebuildingReply.
+
+    Attributes:
+        if_mark: `RebuildingSet.rebalance_mark` when the client gave this order. If it has changed
+            since, the order is refused. None for an older client.
+    """
 
     shares: Annotated[tuple[tuple[U32, U32, U32], ...], Meta(max_length=4096)]
+    if_mark: AnyLsn | None = None
 
 
 class AskHeld(Struct, frozen=True, tag="ask_held"):

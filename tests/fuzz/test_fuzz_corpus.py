@@ -71,7 +71,10 @@ NOT_FUZZED = {
     ("layout/ledger_object.py", "read_ledger_footer"): "as `read_footer`: tests/layout damages it",
     ("layout/ledger_object.py", "read_ledger_group"): "as `read_group`: tests/layout damages it",
     ("layout/object_file.py", "read_group_rows"): "Arrow takes it apart: tests/layout damages it",
-    ("storage/rebuild/role.py", "_rebalance"): "reads a call of the wire again: tests/storage",
+    (
+        "storage/rebuild/rebalance_orders.py",
+        "_shares_of",
+    ): "reads a call of the wire again: tests/storage",
     ("layout/message.py", "check_call"): "reads what this process packed",
     ("layout/object_writer.py", "read_back"): "reads what this process made; tests/tier",
     ("layout/object_writer.py", "whole"): "joins what this process made; tests/tier",

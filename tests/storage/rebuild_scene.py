@@ -10,6 +10,8 @@ from typing import Any
 from cluster_at_hand import ClusterAtHand, simulate, until
 
 from cordwood.block import EnvelopeFlag
+from cordwood.client.store import Store
+from cordwood.layout.message import Call, Reply
 from cordwood.layout.message_rebuilding import RebuildOrder, SayRebuild
 from cordwood.lsn import EVENT_LOG
 from cordwood.sim.holdings import held_blocks
@@ -88,3 +90,28 @@ async def healed(cluster: ClusterAtHand, *, timeout_s: float = 300) -> None:
 
     await asyncio.sleep(2)
     await until(is_healed, timeout_s=timeout_s)
+
+
+def late_at_first(
+    cluster: ClusterAtHand, store: Store, how: str, kind: type[Call] = SayRebuild
+) -> None:
+    """The first node that is asked gets the next order of "client-2" late."""
+    call_any, first = store._cluster.call_any, cluster.machine(1)
+
+    async def late(message: Call, *, timeout_s: float) -> Reply:
+        if isinstance(message, kind):
+            if how == "paused":
+                first.pause()
+            else:
+                cluster.simulation.network.partition(["client-2"], [first.name])
+            store._cluster.call_any = call_any  # type: ignore[method-assign]
+        return await call_any(message, timeout_s=timeout_s)
+
+    store._cluster.call_any = late  # type: ignore[method-assign]
+
+
+def mend(cluster: ClusterAtHand, how: str) -> None:
+    if how == "paused":
+        cluster.machine(1).resume()
+    else:
+        cluster.simulation.network.mend_all()

@@ -8,7 +8,7 @@ from contextlib import nullcontext
 
 import pytest
 from cluster_at_hand import ClusterAtHand, simulate, until
-from rebuild_scene import call_lost, lose_disk, lost, put_records
+from rebuild_scene import call_lost, late_at_first, lose_disk, lost, mend, put_records
 from scenarios import as_scenario
 from swaps import swap
 
@@ -16,7 +16,7 @@ from cordwood.admin.replicated_events import ClusterEvents
 from cordwood.client.store import Store
 from cordwood.errors import Fenced, Rejected
 from cordwood.impact.maintenance import MaintenanceSet
-from cordwood.layout.message import Call, Reply
+from cordwood.layout.message import Call
 from cordwood.layout.message_rebuilding import (
     AskRebuilding,
     RebuildingReply,
@@ -86,29 +86,6 @@ def test_it_does_nothing_to_a_node_that_is_empty_or_lost_by_then(
     after, found = apply(now, 30, event)
     assert found is verdict
     assert after.lost == now.lost
-
-
-def late_at_first(cluster: ClusterAtHand, store: Store, how: str) -> None:
-    """The first node that is asked gets the next order of "client-2" late."""
-    call_any, first = store._cluster.call_any, cluster.machine(1)
-
-    async def late(message: Call, *, timeout_s: float) -> Reply:
-        if isinstance(message, SayRebuild):
-            if how == "paused":
-                first.pause()
-            else:
-                cluster.simulation.network.partition(["client-2"], [first.name])
-            store._cluster.call_any = call_any  # type: ignore[method-assign]
-        return await call_any(message, timeout_s=timeout_s)
-
-    store._cluster.call_any = late  # type: ignore[method-assign]
-
-
-def mend(cluster: ClusterAtHand, how: str) -> None:
-    if how == "paused":
-        cluster.machine(1).resume()
-    else:
-        cluster.simulation.network.mend_all()
 
 
 @pytest.mark.parametrize("is_planted", [False, True])

@@ -6,15 +6,16 @@ Source: docs/design.md §6, §7; docs/sources/logdevice.md 2.9.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import TypeVar
 
 from msgspec.structs import replace
 
+from cordwood.client.admin.orders import GIVEN_S
 from cordwood.client.admin.rebalance import Rebalances
 from cordwood.client.cluster import Cluster
-from cordwood.errors import BadSetting, CordwoodError, Fenced, Rejected, Unreachable
+from cordwood.errors import BadSetting, CordwoodError, Rejected, Unreachable
 from cordwood.layout.log_questions import AskIfLost, IfLostReply
 from cordwood.layout.message import AskStatus, AskStreams, Call, StatusReply, StreamsReply
 from cordwood.layout.message_impact import AskImpact, ImpactReply
@@ -54,9 +55,6 @@ second."""
 
 IMPACT_S = 60.0
 """The deadline of a look at all epochs of all logs: a hundred thousand epochs take some seconds."""
-
-GIVEN_S = 1.0
-"""A call that has a first answer after this time may have been given to two nodes."""
 
 ASK_EACH_S = 2.0
 """A node has this long to report its status; a node that is down costs no more than that."""
@@ -178,33 +176,6 @@ class Nodes(Rebalances):
 
         await self._order(AskMembers(call.node), seen, lambda _: again)
         await self._cluster.refresh_members(timeout_s=self._settings.timeout_s)
-
-    async def _order(
-        self, question: Call, seen: Callable[[object], Call], again: Callable[[float], bool]
-    ) -> None:
-        """Give an order with the version that the cluster has now. A node that gets the order late
-        refuses it if the version has changed since.
-
-        Args:
-            question: its answer has the version.
-            seen: the order with the version of this answer.
-            again: whether to begin anew if it was refused so many seconds after it was given.
-        Raises:
-            Fenced: it was refused for its version, and is not given again.
-            CordwoodError: the order was refused for another reason, or got no answer.
-        """
-        loop = asyncio.get_running_loop()
-        deadline = loop.time() + self._settings.timeout_s
-        while True:
-            reply = await self._cluster.call_any(question, timeout_s=deadline - loop.time())
-            given_s = loop.time()
-            try:
-                await self._cluster.call_any(seen(reply), timeout_s=deadline - given_s)
-                return
-            except Fenced:
-                now_s = loop.time()
-                if now_s >= deadline or not again(now_s - given_s):
-                    raise
 
     async def if_lost(self, nodes: Collection[int]) -> dict[NodeId, IfLost | CordwoodError]:
         """What each node would have to give if the data of `nodes` were gone, in node order.

@@ -9,9 +9,20 @@ import asyncio
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
+from msgspec.structs import replace
+
+from cordwood.client.admin.orders import GIVEN_S, Orders
 from cordwood.client.cluster import Cluster
 from cordwood.errors import BadSetting, CordwoodError
-from cordwood.layout.message_rebuilding import AskHeld, HeldReply, RebuildingReply, SayRebalance
+from cordwood.layout.message import Call
+from cordwood.layout.message_rebuilding import (
+    AskHeld,
+    AskRebuilding,
+    HeldReply,
+    RebuildingReply,
+    SayRebalance,
+)
+from cordwood.layout.rebuild_events import read_set
 from cordwood.nodes import Authority, NodeId
 from cordwood.protocol.rebalance_plan import Group, plan_shares
 from cordwood.rebuilding import PARTS, Transfer
@@ -38,7 +49,7 @@ class RebalancePlan:
     silent: Mapping[NodeId, str] = field(default_factory=dict)
 
 
-class Rebalances:
+class Rebalances(Orders):
     """See the module. A subclass sets `_cluster` and `_settings`."""
 
     _cluster: Cluster
@@ -105,10 +116,18 @@ class Rebalances:
                 finished moves stay.
         Raises:
             Rejected: another rebalance is under way, or nodes are being rebuilt or drained.
+            Fenced: the nodes changed during the call, or another rebalance began or ended. The
+                order may have been carried out: look again.
             BadSetting: a node does not exist.
             Unreachable: the cluster did not answer; it may have begun, and the call may be
                 repeated.
         """
         call = SayRebalance(tuple((each.source, each.target, each.parts) for each in shares))
-        reply = await self._cluster.call_any(call, timeout_s=self._settings.timeout_s)
-        assert isinstance(reply, RebuildingReply), "SayRebalance has one kind of answer"
+
+        def seen(reply: object) -> Call:
+            assert isinstance(reply, RebuildingReply), "AskRebuilding has one kind of answer"
+            mark = read_set(reply.set).rebalance_mark(begins=bool(call.shares))
+            return replace(call, if_mark=mark)
+
+        # After GIVEN_S another node may have had the order before.
+        await self._order(AskRebuilding(), seen, lambda passed_s: passed_s <= GIVEN_S)

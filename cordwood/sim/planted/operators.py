@@ -21,6 +21,7 @@ from cordwood.client.read.replica_scan import _Scan
 from cordwood.impact.maintenance import Drains, MaintenanceSet, drains_of
 from cordwood.layout.frame import Frame
 from cordwood.layout.message_impact import FitnessReply
+from cordwood.layout.message_rebuilding import SayRebalance
 from cordwood.metadata import membership
 from cordwood.metadata.change import Decide
 from cordwood.metadata.event_log import EventLog, Holds, StoredEventLog
@@ -34,9 +35,10 @@ from cordwood.sim.planted.bug import PlantedBug, at, notes_of, together
 from cordwood.storage import amends, engine
 from cordwood.storage.engine import StorageEngine
 from cordwood.storage.logs_db.logs_store import LogsStore
-from cordwood.storage.rebuild import drain_orders
-from cordwood.storage.rebuild.drain_orders import Came, DrainOrders
+from cordwood.storage.rebuild import drain_orders, role
+from cordwood.storage.rebuild.drain_orders import Came, DrainOrders, Say
 from cordwood.storage.rebuild.order_events import end_of_drain
+from cordwood.storage.rebuild.rebalance_orders import obey_rebalance
 from cordwood.storage.refusals import refusal_of
 from cordwood.wire.connection import Connection
 
@@ -119,6 +121,12 @@ async def _places_checked_before(
     return await self._say(event)
 
 
+async def _by_any_mark(
+    right: Any, call: SayRebalance, members: Any, known: Any, refresh: Any, say: Say
+) -> None:
+    await right(msgspec.structs.replace(call, if_mark=None), members, known, refresh, say)
+
+
 def _never(right: Any, self: Any) -> bool:
     return False
 
@@ -179,6 +187,9 @@ BUGS = (
                                         "set, although its node has joined since: it is drained",
                at(Came.holds).around(_mark_unread),
                scene="tests/storage/test_drain_orders.py"),
+    PlantedBug("late-rebalance", "a late order ends the next rebalance, or begins one again",
+               at(obey_rebalance, within=role).around(_by_any_mark),
+               scene="tests/storage/test_rebalance_orders.py"),
     PlantedBug("late-status-again", "a node that was cut off with an operator's word about a node "
                                     "carries it out after it came and went: records of a node that "
                                     "is only down are told as lost",

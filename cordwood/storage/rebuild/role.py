@@ -23,8 +23,6 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Set
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-import msgspec
-
 from cordwood.errors import BadSetting, CordwoodError, NotOurCluster, Rejected, Retryable
 from cordwood.layout.log_questions import AskCopies, CopiesReply
 from cordwood.layout.message_rebuilding import (
@@ -55,10 +53,8 @@ from cordwood.rebuilding import (
     Gave,
     IsRebuilt,
     NeedsRebuild,
-    Rebalance,
     RebuildEvent,
     RebuildingSet,
-    Transfer,
     Undrained,
 )
 from cordwood.settings import NodeSettings
@@ -79,6 +75,7 @@ from cordwood.storage.rebuild.order_events import (
     words_of_refusal,
     words_of_report,
 )
+from cordwood.storage.rebuild.rebalance_orders import obey_rebalance
 from cordwood.storage.rebuild.staged_moves import StagedMoves
 from cordwood.wire.peers import Peers, wait_at_most
 from cordwood.wire.store_channel import StoreChannel
@@ -513,7 +510,10 @@ class RebuildRole:
         if isinstance(call, SayRebuild):
             await self._obey(call)
         elif isinstance(call, SayRebalance):
-            await self._rebalance(call)
+            await obey_rebalance(
+                call, self._members(), lambda: self.set, lambda: self.refresh(strictly=True),
+                self._say,
+            )  # fmt: skip
         else:
             try:
                 async with asyncio.timeout(ANSWER_S):
@@ -555,21 +555,6 @@ class RebuildRole:
             verdict = await self._drains.give(event, call.order, came)
         if verdict not in (Verdict.TAKEN, Verdict.UNCHANGED, *carried_out(call.order)):
             raise Rejected(words_of_refusal(node, verdict))
-
-    async def _rebalance(self, call: SayRebalance) -> None:
-        members = self._members()
-        try:
-            shares = tuple(Transfer(*each) for each in call.shares)
-            msgspec.convert(msgspec.to_builtins(shares), tuple[Transfer, ...])
-        except (ValueError, msgspec.ValidationError) as error:
-            raise BadSetting(f"nothing can be given so: {error}") from None
-        unknown = {node for each in shares for node in (each.source, each.target)} - set(members)
-        if unknown:
-            known = ", ".join(map(str, sorted(members)))
-            raise BadSetting(f"there is no node {min(unknown)}; there are {known}")
-        verdict = await self._say(Rebalance(shares))
-        if verdict not in (Verdict.TAKEN, Verdict.UNCHANGED):
-            raise Rejected(f"nothing is rebalanced: {verdict.value}; see `cordwood rebuild`")
 
 
 def stale_words(settings: NodeSettings) -> str:
