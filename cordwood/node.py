@@ -485,7 +485,8 @@ class Node:
         self._maintenance = MaintenanceCalls(
             self.settings.node, MaintenanceStore(self._metadata), self._epochs, self._logs,
             lambda: self._members, lambda: self._gossip.dead, lambda: self._rebuild.set,
-            self._rebuild.answer, self.host.clock.now_us, self._ask_fitness, lambda: self._said,
+            lambda: self._rebuild.refresh(strictly=True), self._rebuild.obey,
+            self.host.clock.now_us, self._ask_fitness, lambda: self._said,
         )  # fmt: skip
         self._rebuild.connect(
             self._peers, self._channel, lambda: self._gossip.dead, lambda: self._gossip.silent,
@@ -796,7 +797,8 @@ class Node:
             case AskTail():
                 return await self._sequencer.tail(call)
             case SayRebuild():
-                return await self._maintenance.obey_operator(call)
+                await self._maintenance.obey_operator(call)
+                return self._rebuild.reply()
             case AskCopies() | AskRebuilding() | SayRebalance() | AskHeld():
                 return await self._rebuild.answer(call)
             case AskEvents():

@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Set
+from typing import Protocol
 
 from msgspec.structs import replace
 
@@ -30,20 +31,22 @@ from cordwood.impact.check import (
     find_absent,
 )
 from cordwood.impact.maintenance import (
+    Drains,
     MaintenanceSet,
     Request,
     Wanted,
     advanced,
     drained_words,
     drains_of,
+    drains_or_will,
     ended_drains,
     kept_drain,
+    noted_words,
     request_of,
     stray_drains,
     with_request,
     without_request,
 )
-from cordwood.layout.log_questions import CopiesReply
 from cordwood.layout.message_fields import shown
 from cordwood.layout.message_impact import AskImpact, ImpactReply
 from cordwood.layout.message_maintenance import (
@@ -54,7 +57,7 @@ from cordwood.layout.message_maintenance import (
     MaintenanceRequest,
     RemoveMaintenance,
 )
-from cordwood.layout.message_rebuilding import RebuildOrder, RebuildReply, SayRebuild
+from cordwood.layout.message_rebuilding import RebuildOrder, SayRebuild
 from cordwood.lsn import EVENT_LOG
 from cordwood.metadata.epoch_store import EpochRecord, EpochStore
 from cordwood.metadata.log_tree import LogTree
@@ -62,6 +65,7 @@ from cordwood.metadata.maintenance import MaintenanceStore
 from cordwood.nodes import Authority, Member, NodeId
 from cordwood.protocol.event_log import leaving
 from cordwood.rebuilding import RebuildingSet
+from cordwood.storage.rebuild.order_events import Obeyed
 
 logger = logging.getLogger(__name__)
 
@@ -74,8 +78,13 @@ TRIES_MAX = 16
 STUCK = frozenset({Stops.WRITES, Stops.REBUILDING})
 """The kinds of work without which a drain does not end. A node that is drained serves readers."""
 
-Obey = Callable[[SayRebuild], Awaitable[CopiesReply | RebuildReply]]
 Change = Callable[[MaintenanceSet], MaintenanceSet]
+
+
+class Obey(Protocol):
+    """Carries out an order about a node; see `RebuildRole.obey`."""
+
+    async def __call__(self, call: SayRebuild, *, anew: bool = False) -> Obeyed: ...
 
 
 class _Adding:
@@ -138,6 +147,7 @@ class MaintenanceCalls:
         members: Callable[[], Mapping[NodeId, Member]],
         dead: Callable[[], Set[NodeId]],
         rebuilding: Callable[[], RebuildingSet],
+        refresh: Callable[[], Awaitable[None]],
         obey: Obey,
         now_us: Callable[[], int],
         ask: AskFit,
@@ -148,6 +158,7 @@ class MaintenanceCalls:
             ask: asks nodes for their states.
             said: the members with the statuses of the metadata store alone.
             obey: carries out an order to drain a node, or to take a drain back.
+            refresh: `rebuilding` has all events from before its call then.
         """
         self._me = me
         self._store = store
@@ -156,6 +167,7 @@ class MaintenanceCalls:
         self._members = members
         self._dead = dead
         self._rebuilding = rebuilding
+        self._refresh = refresh
         self._obey = obey
         self._now_us = now_us
         self._ask = ask
@@ -259,11 +271,15 @@ class MaintenanceCalls:
 
         Raises:
             Fenced: another node changed the set meanwhile.
+            CordwoodError: the metadata store or the event log does not answer.
         """
         known, version = await self._store.read()
-        lost = [each for each in self._rebuilding().lost if each.drain]
-        empty = {each.node for each in lost if each.is_empty}
-        drains = drains_of(known, {each.node for each in lost}, empty)
+        drains, empty = self._drains_now(known)
+        if not {*drains.noted.drained} <= {*known.drained}:
+            # Race: an operator may have ordered the drain before this read, and this node may not
+            # have heard so. Later drains of operators change the value that is written over.
+            await self._refresh()
+            drains, empty = self._drains_now(known)
         for number in sorted(empty & ({*known.drained} - {*drains.noted.drained})):
             logger.warning(
                 "maintenance: node %d is empty, and stays drained without a request: `cordwood "
@@ -273,10 +289,14 @@ class MaintenanceCalls:
             del self._refused[node]
         if drains.noted != known:
             await self._store.write(drains.noted, version)
+        ordered = {}
         for node in drains.begin:
-            await self._order(node, RebuildOrder.DRAIN)
-        if drains.begin:
-            await self._take_back(drains.begin)
+            done = await self._order(node, RebuildOrder.DRAIN)
+            entry = self._rebuilding().entry(node)
+            # A drain that another word began is not this node's to take back.
+            if done is Obeyed.TAKEN and entry is not None:
+                ordered[node] = entry.version
+        await self._take_back(ordered)
         for node in drains.end:
             await self._end_drain(node, lambda now, each: each in drains_of(now, set()).end)
         if not drains.end:
@@ -286,39 +306,63 @@ class MaintenanceCalls:
         await self._store.write(after, version)
         return after
 
-    async def _take_back(self, ordered: Iterable[int]) -> None:
+    def _drains_now(self, known: MaintenanceSet) -> tuple[Drains, Set[int]]:
+        """What follows from the requests by the known set, and the drained nodes that are empty."""
+        lost = [each for each in self._rebuilding().lost if each.drain]
+        empty = {each.node for each in lost if each.is_empty}
+        return drains_of(known, {each.node for each in lost}, empty), empty
+
+    async def _take_back(self, ordered: Mapping[int, int]) -> None:
         """Cancel drains that no request wants any more.
 
         Race: another node ended the request while its drain was ordered here, found no drain to
         cancel, and forgot the note of it.
 
-        Raises:
-            Fenced: see `_end_drain`.
+        Args:
+            ordered: the nodes whose drains were begun here, with the versions of their entries.
         """
+
+        def is_over(now: MaintenanceSet, node: int) -> bool:
+            entry = self._rebuilding().entry(node)
+            is_same = entry is not None and entry.version == ordered[node]
+            return is_same and bool(stray_drains(now, [node]))
+
         for node in ordered:
-            await self._end_drain(node, lambda now, each: bool(stray_drains(now, [each])))
+            for _ in range(TRIES_MAX):
+                try:
+                    await self._end_drain(node, is_over)
+                except Fenced:
+                    continue  # Trap: no later look finds this drain, so it is looked at again here
+                break
 
     async def _end_drain(self, node: int, is_over: Callable[[MaintenanceSet, int], bool]) -> None:
         """End a drain that no request wants any more.
 
         Race: this node may be paused after it read the requests. Another node has ended the drain
         since, and an operator may have ordered the next one. So the order names the version of the
-        rebuilding set from before it read them.
+        rebuilding set from before it read them, and the mark of the node.
 
         Args:
             is_over: whether the drain is to end, by the requests.
         Raises:
             Fenced: the rebuilding set has changed since.
         """
-        seen = self._rebuilding().version
+        seen = self._rebuilding()
         known, _ = await self._store.read()
         if is_over(known, node):
             await self._order(node, RebuildOrder.UNDRAIN, seen)
 
-    async def _order(self, node: int, order: RebuildOrder, seen: int | None = None) -> None:
+    async def _order(
+        self, node: int, order: RebuildOrder, seen: RebuildingSet | None = None
+    ) -> Obeyed | None:
+        """Give an order of a request. None if it was refused."""
+        # This node may not have heard yet that the drained node is empty.
+        call = SayRebuild(node, order, unless_empty=True)
+        if seen is not None:
+            mark = seen.mark(node, of_drain=True)
+            call = replace(call, if_version=seen.version, if_mark=mark)
         try:
-            # This node may not have heard yet that the drained node is empty.
-            await self._obey(SayRebuild(node, order, unless_empty=True, if_version=seen))
+            done = await self._obey(call)
         except Rejected as error:
             # A drain is ordered again at the next look, and its request tells why it waits. The
             # drain of an empty node stays, and is an operator's from now on.
@@ -326,23 +370,43 @@ class MaintenanceCalls:
                 logger.warning("maintenance: node %d: %s: %s", node, order.value, error)
             if order is RebuildOrder.DRAIN:
                 self._refused[node] = str(error)
-        else:
-            self._refused.pop(node, None)
+            return None
+        self._refused.pop(node, None)
+        return done
 
-    async def obey_operator(self, call: SayRebuild) -> CopiesReply | RebuildReply:
+    async def obey_operator(self, call: SayRebuild) -> None:
         """Carry out an operator's order, which requests do not undo.
 
         Raises:
             Rejected, BadSetting: it makes no sense, or a request drains a node that is to be
                 undrained. Or a drain is refused, see `DrainOrders`.
+            Fenced: see `_keep_drain`.
             CordwoodError: as `obey` says.
         """
         if self._ends_drain(call):
             await self._check_undrain(call.node)
-        done = await self._obey(call)
-        if call.order is RebuildOrder.DRAIN:
-            await self._keep_drain(call.node)
-        return done
+        if call.order is not RebuildOrder.DRAIN:
+            await self._obey(call)
+            return
+        seen = await self._requests(f"a request's end may end the drain of node {call.node}")
+        # Race: the end of a request's drain may be under way by the set that this order sees. A
+        # drain that begins anew is not that drain any more.
+        is_noted = seen is not None and call.node in seen[0].drained
+        done = await self._obey(call, anew=is_noted)
+        await self._keep_drain(call.node, seen if done is not Obeyed.SINCE else None)
+
+    async def _requests(self, unknown: str) -> tuple[MaintenanceSet, int] | None:
+        """The set, and the version to write over; None if the metadata store does not answer:
+        drains go on without it, and requests do not.
+
+        Args:
+            unknown: what is not known then.
+        """
+        try:
+            return await self._store.read()
+        except CordwoodError as error:
+            logger.info("%s: %s", unknown, error)
+            return None
 
     def _ends_drain(self, call: SayRebuild) -> bool:
         """Whether an order ends a drain. An abort does while the node itself gives its copies. The
@@ -351,19 +415,41 @@ class MaintenanceCalls:
             return NodeId(call.node) in leaving(self._rebuilding())
         return call.order is RebuildOrder.UNDRAIN
 
-    async def _keep_drain(self, node: int) -> None:
-        """A request may have ordered this drain first, and its end would end the drain."""
+    async def _keep_drain(self, node: int, seen: tuple[MaintenanceSet, int] | None) -> None:
+        """Have no request's end end the drain that an operator ordered. A request may have ordered
+        the same drain first.
+
+        A request that is to drain the node may be about to note this, by a rebuilding set without
+        the operator's drain. So the value gets a new version even if it stays the same.
+
+        Race: this node may be paused before. The operator may have taken the drain back since, and
+        a request may have ordered the next one. So only the requests from before the order are
+        written over. By later requests this node cannot tell whose drain it is.
+
+        Args:
+            seen: the requests from before the order; None if they are not known, or if the drain
+                was there by a later rebuilding set than that of the order.
+        Raises:
+            Fenced: a request drains the node. The operator's drain may have been taken back.
+            Rejected: the requests change all the time.
+        """
+        if seen is not None and not drains_or_will(seen[0], node):
+            seen = None  # Race: it may have been granted since
         for _ in range(TRIES_MAX):
             try:
-                known, version = await self._store.read()
-                after = kept_drain(known, node)
-                if after != known:
-                    await self._store.write(after, version)
+                known, version = seen or await self._store.read()
+                is_theirs = seen is None and node in known.drained
+                if not is_theirs and drains_or_will(known, node):
+                    await self._store.write(kept_drain(known, node), version)
             except Fenced:
-                continue  # Race: another node changed the set
+                seen = None  # Race: another node changed the set
+                continue
             except CordwoodError as error:
                 # Drains go on without the metadata store, and requests do not.
                 logger.warning("a request's end may end the drain of node %d: %s", node, error)
+                return
+            if is_theirs:
+                raise Fenced(noted_words(node))
             return
         raise Rejected("the requests for maintenance change all the time: give the order again")
 
@@ -397,13 +483,8 @@ class MaintenanceCalls:
         Raises:
             Rejected: a request drains the node.
         """
-        try:
-            known, _ = await self._store.read()
-        except CordwoodError as error:
-            # Drains go on without the metadata store, and requests do not.
-            logger.info("whether a request drains node %d is not known: %s", node, error)
-            return
-        for each in known.requests:
+        found = await self._requests(f"whether a request drains node {node} is not known")
+        for each in found[0].requests if found is not None else ():
             if each.is_granted and each.wanted is Wanted.DRAINED and node in each.nodes:
                 raise Rejected(drained_words(node, each.number))
 

@@ -256,6 +256,14 @@ def drained_words(node: int, number: int) -> str:
     )
 
 
+def noted_words(node: int) -> str:
+    """The error of an operator's late drain, if a request ordered the drain that is there."""
+    return (
+        f"node {node} is drained by a request for maintenance, and not by this order, which took "
+        "long: give it again if the node is to stay drained without the request"
+    )
+
+
 class Drains(NamedTuple):
     """What follows for the draining of nodes.
 
@@ -295,6 +303,11 @@ def stray_drains(known: MaintenanceSet, ordered: Iterable[int]) -> tuple[int, ..
         ordered: nodes whose drains were ordered by an earlier set.
     """
     return tuple(sorted({*ordered} - {*map(int, known.named(Wanted.DRAINED))} - {*known.drained}))
+
+
+def drains_or_will(known: MaintenanceSet, node: int) -> bool:
+    """Whether a request's word drains a node, or may be about to."""
+    return node in known.drained or node in known.named(Wanted.DRAINED)
 
 
 def kept_drain(known: MaintenanceSet, node: int) -> MaintenanceSet:

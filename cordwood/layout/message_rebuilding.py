@@ -45,7 +45,7 @@ class SayRebuild(Struct, frozen=True, tag="say_rebuild"):
         if_version: of the rebuilding set when the client gave this order. If the set has changed
             since, the order is refused. None for an older client.
         if_mark: `RebuildingSet.mark` of the node in that set, as `if_version`. None for an older
-            client, and for a request for maintenance.
+            client, and for the drain of a request for maintenance.
     """
 
     node: U32

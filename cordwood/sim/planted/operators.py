@@ -14,14 +14,15 @@ import msgspec
 from cordwood import node
 from cordwood.admin import maintenance_calls
 from cordwood.admin.fitness_calls import fitness_reply
+from cordwood.admin.maintenance_calls import MaintenanceCalls
 from cordwood.admin.replicated_events import ReplicatedEventLog
 from cordwood.client.cluster import Cluster
 from cordwood.client.read import replica_scan
 from cordwood.client.read.replica_scan import _Scan
-from cordwood.impact.maintenance import Drains, MaintenanceSet, drains_of
+from cordwood.impact.maintenance import Drains, MaintenanceSet, drains_of, drains_or_will
 from cordwood.layout.frame import Frame
 from cordwood.layout.message_impact import FitnessReply
-from cordwood.layout.message_rebuilding import SayRebalance
+from cordwood.layout.message_rebuilding import SayRebalance, SayRebuild
 from cordwood.metadata import membership
 from cordwood.metadata.change import Decide
 from cordwood.metadata.event_log import EventLog, Holds, StoredEventLog
@@ -37,8 +38,9 @@ from cordwood.storage.engine import StorageEngine
 from cordwood.storage.logs_db.logs_store import LogsStore
 from cordwood.storage.rebuild import drain_orders, role
 from cordwood.storage.rebuild.drain_orders import Came, DrainOrders, Say
-from cordwood.storage.rebuild.order_events import end_of_drain
+from cordwood.storage.rebuild.order_events import Obeyed, end_of_drain, event_of
 from cordwood.storage.rebuild.rebalance_orders import obey_rebalance
+from cordwood.storage.rebuild.role import RebuildRole
 from cordwood.storage.refusals import refusal_of
 from cordwood.wire.connection import Connection
 
@@ -121,6 +123,36 @@ async def _places_checked_before(
     return await self._say(event)
 
 
+async def _kept_by_any_requests(
+    right: Any, self: MaintenanceCalls, node: int, seen: tuple[MaintenanceSet, int] | None
+) -> None:
+    await right(self, node, await self._store.read())
+
+
+def _noted_only(known: MaintenanceSet, node: int) -> bool:
+    return node in known.drained
+
+
+async def _judged_by_what_was_heard(right: Any, self: MaintenanceCalls) -> MaintenanceSet:
+    async def nothing() -> None: ...
+
+    self._refresh = nothing
+    found: MaintenanceSet = await right(self)
+    return found
+
+
+def _never_anew(right: Any, call: SayRebuild, nodes: Any, *, anew: bool = False) -> RebuildEvent:
+    event: RebuildEvent = right(call, nodes)
+    return event
+
+
+async def _always_taken(
+    right: Any, self: RebuildRole, call: SayRebuild, *, anew: bool = False
+) -> Obeyed:
+    await right(self, call, anew=anew)
+    return Obeyed.TAKEN
+
+
 async def _by_any_mark(
     right: Any, call: SayRebalance, members: Any, known: Any, refresh: Any, say: Say
 ) -> None:
@@ -168,7 +200,8 @@ BUGS = (
                scene="tests/storage/test_replace_node.py"),
     PlantedBug("request-end-by-old-set", "the end of a request ends the drain of a node that is "
                                          "empty, as the node that ends it has not heard so yet",
-               _EMPTY_UNLOOKED, scene="tests/storage/test_replace_node.py"),
+               together(_EMPTY_UNLOOKED, at(Came.holds).around(_mark_unread)),
+               scene="tests/storage/test_replace_node.py"),
     PlantedBug("drains-cross", "of two drains at once each is checked without the other: none ends, "
                                "and nobody reads what is appended meanwhile",
                at(DrainOrders.begin).instead(_places_checked_before),
@@ -187,6 +220,26 @@ BUGS = (
                                         "set, although its node has joined since: it is drained",
                at(Came.holds).around(_mark_unread),
                scene="tests/storage/test_drain_orders.py"),
+    PlantedBug("late-drain-kept", "a late drain of an operator, which was taken back, makes a "
+                                  "request's drain an operator's: it stays without the request",
+               at(MaintenanceCalls._keep_drain).around(_kept_by_any_requests),
+               scene="tests/storage/test_drains_of_two_words.py"),
+    PlantedBug("kept-drain-unwritten", "an operator's drain leaves the requests as they are, and a "
+                                       "node that is about to note it as a request's does so",
+               at(drains_or_will, within=maintenance_calls).instead(_noted_only),
+               scene="tests/storage/test_drains_of_two_words.py"),
+    PlantedBug("drain-noted-unheard", "a node that has not heard of an operator's drain notes it as "
+                                      "a request's: it ends with the request",
+               at(MaintenanceCalls._drained).around(_judged_by_what_was_heard),
+               scene="tests/storage/test_drains_of_two_words.py"),
+    PlantedBug("kept-drain-not-anew", "the end of a request's drain, under way, ends the drain that "
+                                      "an operator ordered meanwhile",
+               at(event_of, within=role).around(_never_anew),
+               scene="tests/storage/test_drains_of_two_words.py"),
+    PlantedBug("drain-taken-as-begun", "a request that is over takes back a drain that an operator "
+                                       "had ordered before it",
+               at(RebuildRole.obey).around(_always_taken),
+               scene="tests/storage/test_drains_of_two_words.py"),
     PlantedBug("late-rebalance", "a late order ends the next rebalance, or begins one again",
                at(obey_rebalance, within=role).around(_by_any_mark),
                scene="tests/storage/test_rebalance_orders.py"),

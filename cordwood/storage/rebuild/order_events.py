@@ -6,6 +6,8 @@ Source: docs/protocol/rebuilding.md ("Messages").
 
 from __future__ import annotations
 
+import enum
+
 from cordwood.layout.message_rebuilding import RebuildOrder, SayRebuild
 from cordwood.protocol.event_log import Verdict
 from cordwood.rebuilding import (
@@ -19,18 +21,27 @@ from cordwood.rebuilding import (
 )
 
 
-def event_of(call: SayRebuild, nodes: tuple[int, ...]) -> RebuildEvent:
+class Obeyed(enum.Enum):
+    """The effect of an order that was not refused."""
+
+    TAKEN = "it changed the set by which it was given"
+    UNCHANGED = "the set by which it was given says so already"
+    SINCE = "a later set says so: this order, or another one, was carried out since"
+
+
+def event_of(call: SayRebuild, nodes: tuple[int, ...], *, anew: bool = False) -> RebuildEvent:
     """The event of an order.
 
     Args:
         nodes: every node of the cluster.
+        anew: a drain that is under way begins anew.
     """
     node = call.node
     match call.order:
         case RebuildOrder.START:
             return NeedsRebuild(node, nodes, forced=call.forced)
         case RebuildOrder.DRAIN:
-            return NeedsRebuild(node, nodes, drain=True, forced=call.forced)
+            return NeedsRebuild(node, nodes, drain=True, restart=anew, forced=call.forced)
         case RebuildOrder.GONE:
             return Unrecoverable(node)
         case RebuildOrder.UNDRAIN:

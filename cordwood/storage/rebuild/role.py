@@ -69,6 +69,7 @@ from cordwood.storage.rebuild.main_copies import FindMain
 from cordwood.storage.rebuild.members_now import joined_now, members_now
 from cordwood.storage.rebuild.moves import Moves
 from cordwood.storage.rebuild.order_events import (
+    Obeyed,
     carried_out,
     event_of,
     is_carried_out,
@@ -508,7 +509,7 @@ class RebuildRole:
         if isinstance(call, AskHeld):
             return await self._held.look(call)
         if isinstance(call, SayRebuild):
-            await self._obey(call)
+            await self.obey(call)
         elif isinstance(call, SayRebalance):
             await obey_rebalance(
                 call, self._members(), lambda: self.set, lambda: self.refresh(strictly=True),
@@ -520,9 +521,21 @@ class RebuildRole:
                     await self.refresh(strictly=True)
             except (Retryable, TimeoutError):
                 await self.refresh()
+        return self.reply()
+
+    def reply(self) -> RebuildingReply:
+        """The set as known, and this node's part."""
         return RebuildingReply(pack_set(self.set), self._donor.state(), self._healing())
 
-    async def _obey(self, call: SayRebuild) -> None:
+    async def obey(self, call: SayRebuild, *, anew: bool = False) -> Obeyed:
+        """Carry out an order about a node.
+
+        Args:
+            anew: a drain that is under way begins anew, as another drain.
+        Raises:
+            Rejected, BadSetting, Fenced: it makes no sense, or is late; see `DrainOrders`.
+            CordwoodError: the set cannot be read or changed.
+        """
         members = self._members()
         node = call.node
         came = self._drains.came(call)
@@ -532,7 +545,7 @@ class RebuildRole:
         if self._drains.has_changed(came):
             await self.refresh(strictly=True)
             if self._drains.has_changed(came) and is_carried_out(call.order, self.set.entry(node)):
-                return
+                return Obeyed.SINCE
             self._drains.check_same(came)
         is_for_dead = call.order in (RebuildOrder.START, RebuildOrder.GONE)
         if is_for_dead and not await self._dies(NodeId(node)):
@@ -544,7 +557,7 @@ class RebuildRole:
         if call.order is RebuildOrder.ABORT and entry is not None and not entry.is_empty:
             await self._membership.owe_seals(NodeId(node))
         # Read again: a node may have joined while this call waited, and be a donor.
-        event = event_of(call, tuple(sorted(self._members())))
+        event = event_of(call, tuple(sorted(self._members())), anew=anew)
         if isinstance(event, NeedsRebuild) and event.drain:
             verdict = await self._drains.begin(event, came)
         elif isinstance(event, Undrained):
@@ -555,6 +568,9 @@ class RebuildRole:
             verdict = await self._drains.give(event, call.order, came)
         if verdict not in (Verdict.TAKEN, Verdict.UNCHANGED, *carried_out(call.order)):
             raise Rejected(words_of_refusal(node, verdict))
+        if verdict is Verdict.TAKEN:
+            return Obeyed.TAKEN
+        return Obeyed.UNCHANGED if came.holds(self.set) else Obeyed.SINCE
 
 
 def stale_words(settings: NodeSettings) -> str:

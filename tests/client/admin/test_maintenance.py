@@ -121,8 +121,8 @@ async def test_a_drain_that_is_ordered_late_ends_with_its_request(
 ) -> None:
     """The end of the request found no drain to cancel. The drain came after it, and stayed."""
     async with cluster.client(timeout_s=10) as store:
-        for _ in range(20):  # a node with nothing to give is empty at once, and stays drained
-            await store.append("a", random.Random(1).randbytes(100_000))
+        for number in range(20):  # a node with nothing to give is empty at once, and stays drained
+            await store.append(f"log-{number}", random.Random(1).randbytes(100_000))
     first = cluster.running[NodeId(1)]._maintenance
     obey = first._obey
 
