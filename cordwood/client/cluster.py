@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace
 from typing import Protocol
 
@@ -202,6 +202,15 @@ class Cluster(LogFinding):
             Overloaded: all that answered had too much to do, all the time.
             CordwoodError: the first node that answered refused.
         """
+        return await self.ask_any(message, timeout_s=timeout_s, asked=[])
+
+    async def ask_any(self, message: Call, *, timeout_s: float, asked: list[Connection]) -> Reply:
+        """As `call_any`.
+
+        Args:
+            asked: the connections that were asked the same, which are asked last. It takes those
+                that this call asks, one entry for each try.
+        """
         check_call(message)
         loop = asyncio.get_running_loop()
         deadline = loop.time() + timeout_s
@@ -209,9 +218,10 @@ class Cluster(LogFinding):
         pause_s = ASK_AGAIN_S
         while (left := deadline - loop.time()) > 0:
             self.check_open()
-            for connection in self._least_asked():
+            for connection in self._least_asked(asked):
                 if left <= 0:
                     break
+                asked.append(connection)
                 try:
                     return await connection.call(message, timeout_s=left, answer_s=ASK_ONE_S)
                 except (Unreachable, Overloaded) as error:
@@ -226,11 +236,11 @@ class Cluster(LogFinding):
         """A text for one call. By it a node recognises a second try of the same call."""
         return f"{self._host.random.getrandbits(96):024x}"
 
-    def _least_asked(self) -> list[Connection]:
+    def _least_asked(self, asked: Collection[Connection] = ()) -> list[Connection]:
         """Open connections, those with the fewest of our calls first, then in node order. So
-        simultaneous calls spread over the nodes."""
+        simultaneous calls spread over the nodes. Those in `asked` come last."""
         up = [each for each in map(self.peers.get, self.peers.up) if each is not None]
-        return sorted(up, key=lambda connection: connection.calls)
+        return sorted(up, key=lambda connection: (connection in asked, connection.calls))
 
     def _longer(self, pause_s: float) -> float:
         """The pause after one of `pause_s`, with chance in it."""

@@ -33,6 +33,7 @@ from cordwood.layout.message import AskNodesets, Call, NodesetsReply, Reply
 from cordwood.layout.message_logs import FindLog, LogReply
 from cordwood.layout.message_nodes import MemberInfo
 from cordwood.lsn import Epoch
+from cordwood.wire.connection import Connection
 from cordwood.wire.peers import Peers
 
 logger = logging.getLogger(__name__)
@@ -82,7 +83,7 @@ class LogFinding(ABC):
         self._learners: dict[int, dict[OnLearnt, LogInfo]] = {}
 
     @abstractmethod
-    async def call_any(self, message: Call, *, timeout_s: float) -> Reply:
+    async def ask_any(self, message: Call, *, timeout_s: float, asked: list[Connection]) -> Reply:
         """See `cluster.Cluster`."""
 
     def check_loop(self) -> None:
@@ -204,14 +205,16 @@ class LogFinding(ABC):
         metadata store must not stand for all of them.
 
         Raises:
-            CordwoodError: as `call_any`.
+            CordwoodError: as `Cluster.call_any`.
         """
         deadline = self._loop.time() + timeout_s
         asking: list[asyncio.Task[Reply]] = []
+        # Trap: the node that owes an answer to this may have the fewest calls of ours all the same.
+        asked: list[Connection] = []
         try:
             for left in reversed(range(max(1, min(NODES_ASKED, len(self.peers.up))))):
-                # It takes the node with the fewest calls of ours: none that owes an answer to this.
-                calling = self.call_any(call, timeout_s=deadline - self._loop.time())
+                left_s = deadline - self._loop.time()
+                calling = self.ask_any(call, timeout_s=left_s, asked=asked)
                 asking.append(asyncio.ensure_future(calling))
                 answered, _ = await asyncio.wait(
                     asking,

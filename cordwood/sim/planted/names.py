@@ -14,6 +14,7 @@ from cordwood.admin import consumer_calls
 from cordwood.client.admin import log_tree as client_tree
 from cordwood.client.admin.positions import Positions
 from cordwood.client.append.producer import Producer
+from cordwood.client.cluster import Cluster
 from cordwood.client.find import tail_calls
 from cordwood.client.find.known_logs import KnownLogs
 from cordwood.client.find.log_finding import LogFinding
@@ -21,7 +22,7 @@ from cordwood.client.find.log_info import AnyLog, LogInfo
 from cordwood.client.find.several_logs import find_now, find_several
 from cordwood.client.read.consumer_logs import Ask, ConsumerLogs, Read
 from cordwood.client.read.cursors import Cursors
-from cordwood.layout.message import Reply
+from cordwood.layout.message import Call, Reply
 from cordwood.layout.message_logs import FindLog
 from cordwood.lsn import LogId, Lsn
 from cordwood.metadata import change, epoch_store, log_listing, log_rights
@@ -37,6 +38,7 @@ from cordwood.sequencer.appender import LogAppender
 from cordwood.sequencer.run_contents import Waiting
 from cordwood.sim.planted import appending_scenarios, scenarios
 from cordwood.sim.planted.bug import PlantedBug, at, together
+from cordwood.wire.connection import Connection
 
 
 def _by_name(name: str) -> str:
@@ -176,7 +178,13 @@ async def _from_memory(
 
 
 async def _of_one_node(self: LogFinding, call: FindLog, timeout_s: float) -> Reply:
-    return await self.call_any(call, timeout_s=timeout_s)
+    return await self.ask_any(call, timeout_s=timeout_s, asked=[])
+
+
+async def _asked_again(
+    right: Any, self: Cluster, message: Call, *, timeout_s: float, asked: list[Connection]
+) -> Any:
+    return await right(self, message, timeout_s=timeout_s, asked=[])
 
 
 async def _remembered(
@@ -233,6 +241,10 @@ BUGS = (
     PlantedBug("names-of-one-node", "one node that does not answer stands for all: the client goes "
                                     "on with a name that moved long ago",
                at(LogFinding._ask_nodes).instead(_of_one_node),
+               scene="tests/client/find/test_silent_nodes.py"),
+    PlantedBug("names-of-one-node-thrice", "a look-up asks the node that does not answer again, and no "
+                                           "other, if it has the fewest calls of the client",
+               at(Cluster.ask_any).around(_asked_again),
                scene="tests/client/find/test_silent_nodes.py"),
     PlantedBug("consumer-from-memory", "a consumer stays with the log that had its name before",
                at(find_several, within=tail_calls).around(_remembered),
