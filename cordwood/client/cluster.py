@@ -136,6 +136,7 @@ class Cluster(LogFinding):
 
         The next address is asked when one failed, or did not answer for NEXT_ADDRESS_S.
         """
+        asked_s = asyncio.get_running_loop().time()
         failures: dict[str, CordwoodError] = {}
         left = list(self._addresses)
         asking: dict[asyncio.Task[Reply], str] = {}
@@ -152,7 +153,7 @@ class Cluster(LogFinding):
                 for task in [each for each in asking if each in answered]:
                     address = asking.pop(task)
                     try:
-                        self._learn(task.result())
+                        self._learn(task.result(), asked_s)
                     except CordwoodError as error:
                         failures[address] = error
                     else:
@@ -303,8 +304,10 @@ class Cluster(LogFinding):
         if not others:
             return
         asked = others[self._host.random.randrange(len(others))]
+        asked_s = asyncio.get_running_loop().time()
         try:
-            self._learn(await self.peers.call(asked, AskMembers(), timeout_s=CHECK_S))
+            reply = await self.peers.call(asked, AskMembers(), timeout_s=CHECK_S)
+            self._learn(reply, asked_s)
         except CordwoodError as error:
             logger.debug("node %d could not be asked about node %d: %s", asked, node, error)
         connection = self.peers.get(node)
@@ -385,12 +388,12 @@ class Cluster(LogFinding):
             return replace(self._member, wanted=wanted)
         return Hello(0, self._cluster, 0, wanted)
 
-    def _learn(self, reply: Reply) -> None:
+    def _learn(self, reply: Reply, asked_s: float) -> None:
         assert isinstance(reply, MembersReply), "AskMembers is answered with members"
         self._cluster = reply.cluster
         self.dead = frozenset(NodeId(node) for node in reply.dead)
         self.tier_store = reply.tier_store
-        self.note_changes(reply.log_changes)
+        self.note_changes(reply.log_changes, asked_s)
         self._want(reply.members)
 
     def _want(self, members: Sequence[MemberInfo]) -> None:
@@ -429,7 +432,8 @@ class Cluster(LogFinding):
         Raises:
             Unreachable: no node answered in time.
         """
-        self._learn(await self.call_any(AskMembers(), timeout_s=timeout_s))
+        asked_s = asyncio.get_running_loop().time()
+        self._learn(await self.call_any(AskMembers(), timeout_s=timeout_s), asked_s)
 
     async def _refresh(self) -> None:
         while True:

@@ -4,7 +4,10 @@ A log's number is its identity: facts that are stored under the number stay true
 name leads to a number until the log is renamed or deleted. Nodes count the changes of the log tree,
 and tell the count with the members, every few seconds (`cluster.REFRESH_S`). An entry from before
 the newest change is looked up again at its next use. If the node that made a change died before it
-could count it, no count tells of the change. So old entries are looked up again too.
+could count it, no count tells of the change. So old entries are looked up again too. A client that
+was stopped has heard no count meanwhile: it looks up each name again.
+
+Source: docs/reading.md ("Names and numbers").
 """
 
 from __future__ import annotations
@@ -16,6 +19,14 @@ from cordwood.client.find.log_info import AnyLog, LogInfo
 
 BELIEVED_S = 60.0
 """How long a name is believed if no change is told. Nodes look at the log tree as often."""
+
+ASK_EARLY_S = 45.0
+"""The age at which a name in use is looked up in the background, so that nobody has to wait at
+BELIEVED_S."""
+
+UNHEARD_S = 10.0
+"""How long the last count of changes holds: two of `cluster.REFRESH_S`. A client without a newer
+count was stopped or cut off, or its loop had no turn."""
 
 LOGS_MAX = 131_072
 """The number of remembered logs; past it, all are forgotten and looked up again."""
@@ -35,16 +46,27 @@ class Mark:
 
 
 class KnownLogs:
-    """See the module. Names are normalised; a log is found by its name or its number."""
+    """See the module. Names are normalised; a log is found by its name or its number.
+
+    Attributes:
+        heard_until_s: until when, on the loop's clock, the last count of changes holds.
+    """
 
     def __init__(self, now_s: Callable[[], float]) -> None:
         self._now_s = now_s
         self._changes = -1
+        self.heard_until_s = now_s() + UNHEARD_S
         self._names: dict[str, tuple[int, Mark]] = {}
         self._numbers: dict[int, tuple[LogInfo, Mark]] = {}
 
-    def note_changes(self, count: int) -> bool:
-        """Take a node's count of changes; True if the count is new."""
+    def note_changes(self, count: int, asked_s: float) -> bool:
+        """Take a node's count of changes; True if the count is new.
+
+        Args:
+            asked_s: when the node was asked. Trap: a client that was stopped meanwhile gets the
+                answer late.
+        """
+        self.heard_until_s = max(self.heard_until_s, asked_s + UNHEARD_S)
         is_news = count > self._changes
         self._changes = max(count, self._changes)
         return is_news
@@ -63,16 +85,20 @@ class KnownLogs:
         found = self._numbers.get(log)
         return None if found is None else found[0]
 
+    def must_ask(self, log: AnyLog) -> bool:
+        """Whether the name may belong to another log by now."""
+        return self._now_s() >= self.heard_until_s or self.has_changed(log) or self.is_old(log)
+
     def has_changed(self, log: AnyLog) -> bool:
         """Whether the tree changed since this entry was requested, so that the name may belong to
         another log."""
         mark = self._mark_of(log)
         return mark is None or mark.changes < self._changes
 
-    def is_old(self, log: AnyLog) -> bool:
-        """Whether the entry was requested longer than BELIEVED_S ago."""
+    def is_old(self, log: AnyLog, age_s: float = BELIEVED_S) -> bool:
+        """Whether the entry was requested so long ago."""
         mark = self._mark_of(log)
-        return mark is None or self._now_s() - mark.at_s >= BELIEVED_S
+        return mark is None or self._now_s() - mark.at_s >= age_s
 
     def _mark_of(self, log: AnyLog) -> Mark | None:
         found = self._names.get(log) if isinstance(log, str) else self._numbers.get(log)
@@ -90,8 +116,11 @@ class KnownLogs:
         known = self._numbers.get(info.log_id)
         if known is not None and known[0].epoch > info.epoch:
             info = replace(info, history=known[0].history, epoch=known[0].epoch)
-        self._numbers[info.log_id] = info, mark
-        if isinstance(log, str):
+        # Race: a newer question may have been answered before this one.
+        if known is None or known[1].at_s <= mark.at_s:
+            self._numbers[info.log_id] = info, mark
+        leads = self._names.get(log) if isinstance(log, str) else None
+        if isinstance(log, str) and (leads is None or leads[1].at_s <= mark.at_s):
             self._names[log] = info.log_id, mark
         return info
 

@@ -1,10 +1,10 @@
 """How a client finds logs: by name or number, from memory or by asking; and their epochs.
 
 A name is an address. A remembered name is trusted for a bounded time (`known_logs`), and its next
-use looks it up again. If no node answers within CHECK_NAME_S, the client uses the remembered name
-and keeps asking in the background. So a client that is cut off from the metadata store continues to
-read and append. One node that does not answer is not all nodes: a look-up asks further nodes
-meanwhile.
+use looks it up again and waits for the answer. If no node answers within CHECK_NAME_S, the client
+uses the remembered name and keeps asking in the background. So a client that is cut off from the
+metadata store continues to read and append. One node that does not answer is not all nodes: a
+look-up asks further nodes meanwhile.
 
 Source: docs/design.md §7.
 """
@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from cordwood.client.append.line import Line
-from cordwood.client.find.known_logs import KnownLogs
+from cordwood.client.find.known_logs import ASK_EARLY_S, UNHEARD_S, KnownLogs
 from cordwood.client.find.log_info import AnyLog, LogInfo, OnLearnt, log_info
 from cordwood.client.own_loop import check_loop
 from cordwood.errors import (
@@ -58,6 +58,11 @@ NEXT_NODE_S = CHECK_NAME_S / NODES_ASKED
 """A node has this long to answer a look-up before another node is asked as well. The first node may
 still answer: with a slow metadata store, each of them takes longer."""
 
+UNANSWERED_S = 15.0
+"""After a look-up without an answer, callers do not wait for the next ones so long. It is longer
+than the pause between two look-ups in the background, and the time that one takes. A client that
+was stopped waits again."""
+
 
 class LogFinding(ABC):
     """See the module; `cluster.Cluster` has these calls."""
@@ -72,9 +77,12 @@ class LogFinding(ABC):
         # Entries that need no check, by the name as callers give it. They are dropped when the
         # client learns anything new.
         self._sure: dict[AnyLog, LogInfo] = {}
-        # Logs with a last check that was not answered in time; callers do not wait for the next.
-        self._unanswered: dict[AnyLog, None] = {}
-        self._asking: dict[tuple[AnyLog, bool], asyncio.Task[LogInfo | CordwoodError]] = {}
+        # Logs with a last check that was not answered in time, and when that was told.
+        self._unanswered: dict[AnyLog, float] = {}
+        # Questions under way, and when they were sent.
+        self._asking: dict[
+            tuple[AnyLog, bool], tuple[asyncio.Task[LogInfo | CordwoodError], float]
+        ] = {}
         # How often something was forgotten: an answer to an earlier question may be older.
         self._forgotten = 0
         # Calls that wait for a log.
@@ -106,7 +114,13 @@ class LogFinding(ABC):
             Unreachable: no node answered.
         """
         self.check_loop()
-        if not fresh and not self._lines and (sure := self._sure.get(log)) is not None:
+        # Trap: nothing told a client that was stopped to drop what it was sure of.
+        if (
+            not fresh
+            and not self._lines
+            and (sure := self._sure.get(log)) is not None
+            and self._loop.time() < self._known.heard_until_s
+        ):
             return sure
         key = log if isinstance(log, int) else normalise_name(log)
         if fresh:
@@ -144,11 +158,12 @@ class LogFinding(ABC):
 
     def _must_wait(self, key: AnyLog, create: bool) -> bool:
         """Whether the remembered entry must be looked up again before its use."""
-        if self._known.has_changed(key):
-            if key not in self._unanswered:
+        if self._known.must_ask(key):
+            unanswered_s = self._unanswered.get(key)
+            if unanswered_s is None or self._loop.time() - unanswered_s >= UNANSWERED_S:
                 return True
             self._share_question(key, create, ASK_ONE_S)
-        elif self._known.is_old(key):
+        elif self._known.is_old(key, ASK_EARLY_S):
             self._share_question(key, create, ASK_ONE_S)
         return False
 
@@ -156,17 +171,21 @@ class LogFinding(ABC):
         self, key: AnyLog, create: bool, timeout_s: float
     ) -> asyncio.Task[LogInfo | CordwoodError]:
         """One question for all callers that want the same."""
-        asking = self._asking.get((key, create))
-        if asking is None:
-            asking = self._tasks.create_task(self._ask_log_once(key, create, timeout_s))
-            self._asking[key, create] = asking
-            asking.add_done_callback(lambda done: self._on_asked(key, create, done))
+        now_s = self._loop.time()
+        shared = self._asking.get((key, create))
+        # Trap: the answer to a question from before this client was stopped is as old.
+        if shared is not None and now_s - shared[1] < UNHEARD_S:
+            return shared[0]
+        asking = self._tasks.create_task(self._ask_log_once(key, create, timeout_s))
+        self._asking[key, create] = asking, now_s
+        asking.add_done_callback(lambda done: self._on_asked(key, create, done))
         return asking
 
     def _on_asked(
         self, key: AnyLog, create: bool, done: asyncio.Task[LogInfo | CordwoodError]
     ) -> None:
-        if self._asking.get((key, create)) is done:
+        shared = self._asking.get((key, create))
+        if shared is not None and shared[0] is done:
             del self._asking[key, create]
 
     async def _ask_log_once(
@@ -181,7 +200,8 @@ class LogFinding(ABC):
             if known is None or not isinstance(error, Retryable):
                 return error
             logger.debug("no node tells whether %s is log %d still: %s", key, known.log_id, error)
-            self._unanswered |= {key: None, known.log_id: None}
+            now_s = self._loop.time()
+            self._unanswered |= {key: now_s, known.log_id: now_s}
             return known
 
     async def ask_log(self, key: AnyLog, create: bool, timeout_s: float) -> LogInfo:
@@ -229,11 +249,11 @@ class LogFinding(ABC):
                 task.cancel()
             await asyncio.gather(*asking, return_exceptions=True)
 
-    def note_changes(self, count: int) -> None:
-        """Take a node's count of changes to the log tree."""
+    def note_changes(self, count: int, asked_s: float) -> None:
+        """Take a node's count of changes to the log tree; it was asked at `asked_s`."""
         # On every report, so that the age of confirmed entries is checked too.
         self._sure.clear()
-        if self._known.note_changes(count):
+        if self._known.note_changes(count, asked_s):
             self._unanswered.clear()
 
     def forget_log(self, log: AnyLog) -> None:

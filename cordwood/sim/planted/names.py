@@ -181,6 +181,12 @@ async def _of_one_node(self: LogFinding, call: FindLog, timeout_s: float) -> Rep
     return await self.ask_any(call, timeout_s=timeout_s, asked=[])
 
 
+def _heard_for_good(right: Any, self: KnownLogs, count: int, asked_s: float) -> Any:
+    is_news = right(self, count, asked_s)
+    self.heard_until_s = float("inf")
+    return is_news
+
+
 async def _asked_again(
     right: Any, self: Cluster, message: Call, *, timeout_s: float, asked: list[Connection]
 ) -> Any:
@@ -233,7 +239,7 @@ BUGS = (
     PlantedBug("cached-number-kept", "a client believes a name for as long as it runs",
                together(at(LogFinding.find_log).around(_never_fresh),
                         at(KnownLogs.has_changed).instead(lambda self, log: False),
-                        at(KnownLogs.is_old).instead(lambda self, log: False)), scenario=scenarios.NAMES),
+                        at(KnownLogs.is_old).instead(lambda self, log, age_s=0.0: False)), scenario=scenarios.NAMES),
     PlantedBug("names-from-memory", "two names of one call lead to one log, because one of them is "
                                     "remembered, and another log is left out",
                at(find_several, within=tail_calls).instead(_from_memory),
@@ -246,6 +252,12 @@ BUGS = (
                                            "other, if it has the fewest calls of the client",
                at(Cluster.ask_any).around(_asked_again),
                scene="tests/client/find/test_silent_nodes.py"),
+    PlantedBug("names-of-the-stopped", "a client that was stopped goes on with a name that moved meanwhile",
+               at(KnownLogs.note_changes).around(_heard_for_good),
+               scene="tests/client/find/test_stopped_clients.py"),
+    PlantedBug("old-names-at-once", "an old name is used at once, and looked up in the background only",
+               at(KnownLogs.must_ask).instead(lambda self, log: self.has_changed(log)),
+               scene="tests/client/find/test_stopped_clients.py"),
     PlantedBug("consumer-from-memory", "a consumer stays with the log that had its name before",
                at(find_several, within=tail_calls).around(_remembered),
                scene="tests/client/find/test_silent_nodes.py"),

@@ -1,0 +1,133 @@
+"""Clients that hear of no change for a while: they were stopped, or nobody counted the change."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import AbstractContextManager, nullcontext
+
+import pytest
+from cluster_at_hand import ClusterAtHand, simulate, values
+from swaps import swap
+
+from cordwood.client.cluster import REFRESH_S
+from cordwood.client.find.known_logs import ASK_EARLY_S, BELIEVED_S, UNHEARD_S
+from cordwood.client.find.log_finding import ASK_ONE_S, CHECK_NAME_S, UNANSWERED_S, LogFinding
+from cordwood.client.store import Store, connected
+from cordwood.host.seams import Host
+from cordwood.metadata.log_tree import LogTree
+from cordwood.settings import ClientSettings
+from cordwood.sim.planted import find_bug, planted
+
+
+def bug(name: str) -> AbstractContextManager[object]:
+    return planted(find_bug(name)) if name else nullcontext()
+
+
+def wrong(name: str) -> AbstractContextManager[object]:
+    return pytest.raises(AssertionError) if name else nullcontext()
+
+
+async def rotate(operator: Store) -> None:
+    await operator.log_tree.rename("a", "archive")
+    await operator.create_log("a")
+
+
+def test_the_times_fit() -> None:
+    assert 2 * REFRESH_S <= UNHEARD_S < BELIEVED_S
+    assert ASK_EARLY_S + REFRESH_S + ASK_ONE_S < BELIEVED_S
+    assert UNANSWERED_S > REFRESH_S + ASK_ONE_S
+
+
+@pytest.mark.parametrize("bug_name", ["", "names-of-the-stopped"])
+def test_a_client_that_was_stopped_looks_its_names_up(bug_name: str) -> None:
+    """Its next record went to the log that had the name before, however long ago that was."""
+
+    async def scenario(cluster: ClusterAtHand) -> None:
+        async def append_each_second(host: Host) -> None:
+            objects = cluster.open_objects
+            async with connected(cluster.addresses, host, ClientSettings(), objects) as store:
+                for number in range(60):
+                    await store.append("a", b"%d" % number)
+                    await asyncio.sleep(1)
+
+        machine = cluster.simulation.machine("app")
+        machine.start(append_each_second)
+        await asyncio.sleep(12.5)
+        machine.pause()
+        async with cluster.client() as operator:
+            before = await values(operator, "a", until="tail")
+            await rotate(operator)
+            await asyncio.sleep(UNHEARD_S)
+            machine.resume()
+            await asyncio.sleep(5)
+            assert await values(operator, "archive", until="tail") == before
+            assert await values(operator, "a", until="tail")
+
+    with bug(bug_name), wrong(bug_name):
+        simulate(scenario)
+
+
+@pytest.mark.parametrize("bug_name", ["", "old-names-at-once"])
+def test_an_old_name_is_looked_up_before_it_is_used(
+    bug_name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The node that made the change died before it could count it. A client that appends seldom
+    went on with the log that had the name, after more than a minute."""
+
+    async def died(self: LogTree) -> None:
+        pass
+
+    async def scenario(cluster: ClusterAtHand) -> None:
+        async with cluster.client() as store, cluster.client() as operator:
+            await store.append("a", b"old")
+            swap(monkeypatch, LogTree.note_change, died)
+            await rotate(operator)
+            await asyncio.sleep(BELIEVED_S)
+            await store.append("a", b"new")
+            assert await values(operator, "a", until="tail") == [b"new"]
+
+    with bug(bug_name), wrong(bug_name):
+        simulate(scenario)
+
+
+def test_who_uses_a_name_all_the_time_waits_once_while_nobody_can_look_it_up() -> None:
+    async def scenario(cluster: ClusterAtHand) -> None:
+        loop = asyncio.get_running_loop()
+        async with cluster.client() as store:
+            await store.append("a", b"0")
+            slowest, asked = [0.0], []
+            right = store._cluster.ask_log
+
+            async def ask_log(*question: object) -> object:
+                asked.append(question)
+                return await right(*question)  # type: ignore[arg-type]
+
+            store._cluster.ask_log = ask_log  # type: ignore[assignment, method-assign]
+            for second in range(150):
+                cluster.metadata.is_out = 20 <= second < 140
+                began = loop.time()
+                await store.append("a", b"1")
+                slowest.append(loop.time() - began)
+                await asyncio.sleep(1 - (loop.time() - began))
+            assert sorted(slowest)[-2] < CHECK_NAME_S / 2
+            assert len(asked) < 150 / REFRESH_S
+
+    simulate(scenario)
+
+
+def test_a_question_from_before_a_stop_is_not_shared() -> None:
+    async def scenario(cluster: ClusterAtHand) -> None:
+        loop = asyncio.get_running_loop()
+        async with cluster.client() as store, cluster.client() as operator:
+            await store.append("a", b"old")
+            finding: LogFinding = store._cluster
+            question = finding._share_question("/a", True, ASK_ONE_S)
+            assert finding._share_question("/a", True, ASK_ONE_S) is question
+            await question
+            await rotate(operator)
+            waits = loop.create_task(asyncio.sleep(60, await finding.ask_log("/archive", False, 1)))
+            finding._asking["/a", True] = waits, loop.time() - UNHEARD_S  # type: ignore[assignment]
+            assert (await finding._share_question("/a", True, 1.0)).log_id == 2  # type: ignore[union-attr]
+            waits.cancel()
+
+    simulate(scenario)
