@@ -12,6 +12,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace
 from typing import Protocol
 
+from cordwood.client.admin.changes_again import UnansweredChanges
 from cordwood.client.find.log_finding import ASK_ONE_S, CHECK_S, LogFinding
 from cordwood.client.find.log_info import AnyLog as AnyLog
 from cordwood.client.find.log_info import LogInfo as LogInfo
@@ -70,8 +71,7 @@ class Cluster(LogFinding):
         statuses: last reported statuses of nodes that are not fully authoritative; see
             `Nodes.set_authority`.
         on_statuses: called when a status changed, with True if a node's data now lies elsewhere.
-        unanswered: numbers of logs, by changes of their names that had no answer; see
-            `admin.log_tree`.
+        unanswered: changes of names that had no answer.
     """
 
     def __init__(
@@ -106,7 +106,7 @@ class Cluster(LogFinding):
         self._checking: dict[NodeId, asyncio.Task[None]] = {}
         self.statuses: dict[NodeId, Authority] = {}
         self.on_statuses: Callable[[bool], None] | None = None
-        self.unanswered: dict[tuple[str, ...], int] = {}
+        self.unanswered = UnansweredChanges()
         self._nodesets: dict[tuple[tuple[int, ...], tuple[str, ...]], Nodeset] = {}
         self.peers = Peers(host, self._hello, tasks, self)
         self._refresher: asyncio.Task[None] | None = None

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 
+from cordwood.client.admin.changes_again import Change
 from cordwood.client.cluster import Cluster, LogInfo, log_info
 from cordwood.client.find.log_info import take_unread
 from cordwood.errors import (
@@ -42,10 +43,6 @@ from cordwood.layout.message_rights import (
 )
 from cordwood.log_attributes import LogAttributes, check_attributes, token_digest
 from cordwood.settings import ClientSettings
-
-UNANSWERED_MAX = 256
-"""The number of deletions and renames without an answer that a store remembers, to recognise their
-repeats."""
 
 
 def check_write_token(info: LogInfo | LogReply, tokens: Sequence[str]) -> None:
@@ -125,40 +122,37 @@ class LogTree:
         wanted = {digest for each in asked for digest in (each.write_token, each.read_token)}
         return log, [token for token in self._tokens if token_digest(token) in wanted][:TOKENS_MAX]
 
+    @contextlib.asynccontextmanager
     async def _still_meant(
-        self, change: tuple[str, ...], log_id: int | None
-    ) -> tuple[int | None, list[str]]:
+        self, change: Change, log_id: int | None
+    ) -> AsyncIterator[tuple[int | None, list[str]]]:
         """As `_meant`, for a caller that means a log by its number, or by an equal change that had
-        no answer.
+        no answer. If this one has none either, its repeat means the same log.
 
-        Args:
-            change: the verb, the log's name, and for a rename the new name.
+        A call with a number needs no memory, and leaves alone what other callers' repeats mean.
+
         Raises:
             UnknownLog: another log has the name.
+            Overloaded: as `UnansweredChanges.take`.
         """
         verb, name, *_ = change
-        number, tokens = await self._meant(name)
-        wanted = self._cluster.unanswered.get(change) if log_id is None else log_id
-        if wanted is None:
-            return number, tokens
-        if number not in (0, wanted):
-            self._cluster.unanswered.pop(change, None)
-            raise UnknownLog(f"{name} is not log {wanted} any more: nothing was {verb}")
-        # If no log has the name, an earlier try may have been done. The node finds it by number.
-        return wanted, tokens
-
-    @contextlib.contextmanager
-    def _remembered(self, change: tuple[str, ...], number: int | None) -> Iterator[None]:
-        """A change that was not answered may be done; made again, it means the same log."""
         unanswered = self._cluster.unanswered
-        unanswered.pop(change, None)
+        number = wanted = unanswered.take(change) if log_id is None else log_id
         try:
-            yield
+            found, tokens = await self._meant(name)
+            if wanted is None:
+                number = found
+            elif found not in (0, wanted):
+                why = f"{name} is not log {wanted} any more: nothing was {verb}"
+                if log_id is None:
+                    why += ". An equal call without an answer meant that log; give the number of"
+                    why += f" the log that has the name now, {found}, to change that one"
+                raise UnknownLog(why)
+            # If no log has the name, an earlier try may be done. The node finds it by number.
+            yield number, tokens
         except (Retryable, OutcomeUnknown, asyncio.CancelledError):
-            if number:
-                unanswered[change] = number
-            while len(unanswered) > UNANSWERED_MAX:
-                unanswered.pop(next(iter(unanswered)))
+            if number and log_id is None:
+                unanswered.put(change, number)
             raise
 
     async def names(self, prefix: str = "/", *, unread: list[str] | None = None) -> dict[int, str]:
@@ -185,8 +179,6 @@ class LogTree:
         reply = await self._cluster.call_any(call, timeout_s=self._timeout_s)
         assert isinstance(reply, LogReply), "CreateLog is answered with a log"
         self._cluster.forget_log(log)  # the log that had the name before
-        for change in [each for each in self._cluster.unanswered if each[1] == reply.name]:
-            self._cluster.unanswered.pop(change)
         return log_info(reply)
 
     async def set_attributes(
@@ -254,13 +246,13 @@ class LogTree:
             log_id: the number of the log that the caller means; None for the log that has the name
                 by now, or that an equal call of this store without an answer meant.
         Raises:
+            Overloaded: too many calls without a number had no answer; nothing was done.
             UnknownLog: the log does not exist, or the name has moved away from it.
             AccessDenied: it has a write token that this client does not have.
         """
-        change = ("deleted", normalise_name(log))
-        number, tokens = await self._still_meant(change, log_id)
-        call = DeleteLog(log, number, tokens=tokens)
-        with self._remembered(change, number):
+        change = "deleted", normalise_name(log)
+        async with self._still_meant(change, log_id) as (number, tokens):
+            call = DeleteLog(log, number, tokens=tokens)
             await self._cluster.call_any(call, timeout_s=self._timeout_s)
         self._cluster.forget_log(log)
 
@@ -270,14 +262,14 @@ class LogTree:
         Args:
             log_id: as of `delete`.
         Raises:
+            Overloaded: as of `delete`.
             UnknownLog: the log does not exist, or the name has moved away from it.
             LogExists: the new name is taken.
             AccessDenied: it takes a token that this client does not have.
             BadSetting: a name is wrong, or the log could not have its attributes there.
         """
-        change = ("renamed", normalise_name(log), normalise_name(new_name))
-        number, tokens = await self._still_meant(change, log_id)
-        with self._remembered(change, number):
+        change = "renamed", normalise_name(log), normalise_name(new_name)
+        async with self._still_meant(change, log_id) as (number, tokens):
             reply = await self._change_seen(
                 log,
                 number,

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterable, Mapping
 from typing import Any
 from zlib import crc32
 
 import msgspec
 
 from cordwood.admin import consumer_calls
+from cordwood.client.admin import changes_again
 from cordwood.client.admin import log_tree as client_tree
+from cordwood.client.admin.changes_again import Change, UnansweredChanges
 from cordwood.client.admin.positions import Positions
 from cordwood.client.append.producer import Producer
 from cordwood.client.cluster import Cluster
@@ -24,6 +25,7 @@ from cordwood.client.read.consumer_logs import Ask, ConsumerLogs, Read
 from cordwood.client.read.cursors import Cursors
 from cordwood.layout.message import Call, Reply
 from cordwood.layout.message_logs import FindLog
+from cordwood.log_attributes import LogAttributes
 from cordwood.lsn import LogId, Lsn
 from cordwood.metadata import change, epoch_store, log_listing, log_rights
 from cordwood.metadata.change import Decide, Known
@@ -161,9 +163,30 @@ async def _of_any_version(
     await right(self, log_id, name, new_name, check, None)
 
 
-@contextlib.contextmanager
-def _forgotten(self: client_tree.LogTree, change: Any, number: Any) -> Iterator[None]:
-    yield
+def _put_once(right: Any, self: UnansweredChanges, change: Change, number: int) -> None:
+    self._numbers.pop(change, None)
+    right(self, change, number)
+
+
+def _put_over(right: Any, self: UnansweredChanges, change: Change, number: int) -> None:
+    right(self, change, number)
+    while len(self) > changes_again.UNANSWERED_MAX:
+        self.take(next(iter(self._numbers)))
+
+
+async def _made_here(
+    right: Any,
+    self: client_tree.LogTree,
+    log: str,
+    copies: int,
+    racks: int,
+    attributes: LogAttributes,
+) -> Any:
+    info = await right(self, log, copies, racks, attributes)
+    numbers = self._cluster.unanswered._numbers
+    for key in [each for each in numbers if each[1] == info.name]:
+        del numbers[key]
+    return info
 
 
 async def _from_memory(
@@ -299,7 +322,19 @@ BUGS = (
                scene="tests/client/admin/test_late_changes.py"),
     PlantedBug("repeat-by-new-name", "a deletion or a rename without an answer changes another log that "
                                      "took the name when it is made again",
-               at(client_tree.LogTree._remembered).instead(_forgotten),
+               at(UnansweredChanges.put).instead(lambda self, change, number: None),
+               scene="tests/client/admin/test_changes_again.py"),
+    PlantedBug("repeat-of-one", "of two equal deletions without an answer, the second one deletes another "
+                                "log when both are made again",
+               at(UnansweredChanges.put).around(_put_once),
+               scene="tests/client/admin/test_changes_again.py"),
+    PlantedBug("repeat-evicted", "a deletion without an answer deletes another log when it is made again, "
+                                 "because many others had no answer",
+               at(UnansweredChanges.put).around(_put_over),
+               scene="tests/client/admin/test_changes_again.py"),
+    PlantedBug("repeat-made-here", "a deletion without an answer deletes a log that another task of the "
+                                   "store has made since",
+               at(client_tree.LogTree.create).around(_made_here),
                scene="tests/client/admin/test_changes_again.py"),
     PlantedBug("torn-attributes", "a log and its directories are read at two moments",
                at(LogTree._still).instead(_of_two_moments),

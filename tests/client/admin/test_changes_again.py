@@ -4,14 +4,16 @@ name to another one since."""
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from contextlib import nullcontext
 
 import pytest
 from cluster_at_hand import ClusterAtHand, simulate, values
 from scenarios import as_scenario
 
+from cordwood.client.admin import changes_again
 from cordwood.client.store import Store
-from cordwood.errors import UnknownLog, Unreachable
+from cordwood.errors import Overloaded, UnknownLog, Unreachable
 from cordwood.layout.message import Call, Reply
 from cordwood.layout.message_rights import DeleteLog, RenameLog
 from cordwood.sim.planted import find_bug, planted
@@ -19,26 +21,34 @@ from cordwood.sim.planted import find_bug, planted
 CHANGES = ["delete", "rename"]
 
 
-async def make(store: Store, change: str, log_id: int | None = None) -> None:
+async def make(store: Store, change: str, log_id: int | None = None, name: str = "a") -> None:
     if change == "delete":
-        await store.log_tree.delete("a", log_id)
+        await store.log_tree.delete(name, log_id)
     else:
-        await store.log_tree.rename("/a", "b", log_id)
+        await store.log_tree.rename(f"/{name}", "b", log_id)
 
 
-async def make_unanswered(cluster: ClusterAtHand, store: Store, change: str) -> None:
-    """The change is done, and its answer is lost."""
+async def make_unanswered(
+    cluster: ClusterAtHand, store: Store, change: str, *, count: int = 1, names: Sequence[str] = "a"
+) -> None:
+    """The changes are done, and their answers are lost."""
     nodes = [cluster.machine(n).name for n in cluster.numbers]
     call_any = store._cluster.call_any
+    here, are_here = 0, asyncio.Event()
 
     async def cut_first(message: Call, *, timeout_s: float) -> Reply:
+        nonlocal here
         if isinstance(message, DeleteLog | RenameLog):
-            cluster.simulation.network.cut(nodes, ["client-1"])
+            here += 1
+            if here == count * len(names):
+                cluster.simulation.network.cut(nodes, ["client-1"])
+                are_here.set()
+            await are_here.wait()
         return await call_any(message, timeout_s=timeout_s)
 
     store._cluster.call_any = cut_first  # type: ignore[method-assign]
-    with pytest.raises(Unreachable):
-        await make(store, change)
+    made = [make(store, change, name=name) for name in names for _ in range(count)]
+    assert {*map(type, await asyncio.gather(*made, return_exceptions=True))} == {Unreachable}
     store._cluster.call_any = call_any  # type: ignore[method-assign]
     cluster.simulation.network.mend_all()
     await asyncio.sleep(10)
@@ -89,20 +99,90 @@ async def test_a_change_that_was_done_is_done_when_it_is_made_again(
             await make(store, change)
 
 
+@pytest.mark.parametrize("bug", ["", "repeat-made-here"])
 @pytest.mark.parametrize("change", CHANGES)
-@as_scenario(simulate)
-async def test_a_log_that_the_store_made_since_is_the_one_that_is_meant(
-    cluster: ClusterAtHand, *, change: str
+def test_a_log_that_the_store_made_since_is_meant_by_its_number(change: str, bug: str) -> None:
+    """Another task of the store may have made it: the repeat of the first task deleted it."""
+
+    async def scenario(cluster: ClusterAtHand) -> None:
+        async with cluster.client(timeout_s=3) as store, cluster.client() as other:
+            await other.append("a", b"old")
+            await make_unanswered(cluster, store, change)
+            if change == "rename":
+                await other.log_tree.rename("b", "c")
+            made = await store.create_log("a")
+            if not bug:
+                with pytest.raises(UnknownLog, match="the log that has the name now, 2, to chang"):
+                    await make(store, change)
+            else:
+                await make(store, change)
+            assert ((await other.log_tree.names()).get(made.log_id) == "/a") is not bool(bug)
+            if not bug:
+                await make(store, change, made.log_id)
+                after = {"rename": "/b"}.get(change)
+                assert (await other.log_tree.names()).get(made.log_id) == after
+
+    with planted(find_bug(bug)) if bug else nullcontext():
+        simulate(scenario)
+
+
+@pytest.mark.parametrize("bug", ["", "repeat-of-one"])
+@pytest.mark.parametrize("change", CHANGES)
+def test_each_of_equal_changes_without_an_answer_means_its_log(change: str, bug: str) -> None:
+    """The second repeat deleted, or renamed, the log that had taken the name."""
+
+    async def scenario(cluster: ClusterAtHand) -> None:
+        async with cluster.client(timeout_s=3) as store, cluster.client() as other:
+            await other.append("a", b"old")
+            await make_unanswered(cluster, store, change, count=3)
+            if change == "rename":
+                await other.log_tree.rename("b", "c")
+            made = await other.create_log("a")
+            # A call by number, of whichever task, uses up no repeat of the others.
+            with pytest.raises(UnknownLog, match="nothing was"):
+                await make(store, change, log_id=1)
+            for _ in range(3):
+                with pytest.raises(UnknownLog, match="a is not log 1 any more: nothing was"):
+                    await make(store, change)
+            assert (await other.log("a")).log_id == made.log_id
+            await make(store, change)
+            with pytest.raises(UnknownLog):
+                await other.log("a")
+
+    failure = pytest.raises(pytest.fail.Exception) if bug else nullcontext()
+    with planted(find_bug(bug)) if bug else nullcontext(), failure:
+        simulate(scenario)
+
+
+@pytest.mark.parametrize("bug", ["", "repeat-evicted"])
+def test_no_repeat_is_forgotten_if_many_changes_have_no_answer(
+    bug: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with cluster.client(timeout_s=3) as store, cluster.client() as other:
-        await other.append("a", b"old")
-        await make_unanswered(cluster, store, change)
-        if change == "rename":
-            await other.log_tree.rename("b", "c")
-        made = await store.create_log("a")
-        await make(store, change)
-        assert not store._cluster.unanswered
-        assert (await other.log_tree.names()).get(made.log_id) == {"rename": "/b"}.get(change)
+    """The oldest were forgotten: their repeats deleted the logs that had taken their names."""
+    monkeypatch.setattr(changes_again, "UNANSWERED_MAX", 2)
+
+    async def scenario(cluster: ClusterAtHand) -> None:
+        names = ["a", "b", "c"]
+        async with cluster.client(timeout_s=3) as store, cluster.client() as other:
+            for name in ("a", "b", "c", "d"):
+                await other.create_log(name)
+            await make_unanswered(cluster, store, "delete", names=names)
+            made = {(await other.create_log(name)).log_id for name in names}
+            if not bug:
+                with pytest.raises(
+                    Overloaded, match="3 deletions and renames of this store had no"
+                ):
+                    await store.log_tree.delete("d")
+            await store.log_tree.delete("d", log_id=4)
+            for name in names:
+                with pytest.raises(UnknownLog, match="any more: nothing was deleted"):
+                    await store.log_tree.delete(name)
+            assert made == {*await other.log_tree.names()}
+            await store.log_tree.delete("a")
+
+    failure = pytest.raises(pytest.fail.Exception) if bug else nullcontext()
+    with planted(find_bug(bug)) if bug else nullcontext(), failure:
+        simulate(scenario)
 
 
 @as_scenario(simulate)
