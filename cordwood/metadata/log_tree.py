@@ -520,9 +520,8 @@ class LogTree:
     ) -> None:
         """Give a log its new name, or delete it, by the one write that decides.
 
-        The log's entry is read, then the new name is claimed, then the entry is written if it has
-        not changed since the read. So a name that was removed after the claim is claimed again; see
-        `LogEntries.remove_name`.
+        The entry is read, then the new name is claimed, then the entry is written if it has not
+        changed since. So a name that was removed meanwhile is claimed again; see `remove_name`.
 
         Raises:
             Fenced, UnknownLog: the log has changed, or gone from `name`, meanwhile.
@@ -545,7 +544,8 @@ class LogTree:
                 raise unknown(name)
             # Not by the name: a rename back looks like what the caller of a late rename saw.
             if version not in (None, found.version):
-                raise Fenced(f"{id_key(log_id)} was changed since it was looked at")
+                kind = Unreachable if unknowns else Fenced  # Race: done, and then renamed back.
+                raise kind(f"{id_key(log_id)} was changed since it was looked at")
             was = self._whole(name, log.attributes, directories)
             if new_name is None:
                 check(name, was, None)

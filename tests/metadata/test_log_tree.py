@@ -32,7 +32,7 @@ from cordwood.log_attributes import DEFAULTS, LogAttributes, token_digest
 from cordwood.lsn import LogId
 from cordwood.metadata import pages
 from cordwood.metadata.log_changes import CHANGES_PREFIX
-from cordwood.metadata.log_entries import numbers_of
+from cordwood.metadata.log_entries import id_key, numbers_of
 from cordwood.metadata.log_numbers import LOG_ID_MAX
 from cordwood.metadata.log_rights import who_has
 from cordwood.metadata.log_tree import LogInfo, LogTree
@@ -381,6 +381,26 @@ class TestMakersThatStop:
             await LogTree(store).create("a")
         found = {info.name: info.log_id for info in await other.list()}
         assert found == ({"/a": 2} if is_planted else {"/a": 2, "/b": 1})
+
+    @as_scenario(awaited_by(run_patiently))
+    async def test_a_rename_that_was_done_and_renamed_back_is_not_refused_as_one_not_done(
+        self,
+    ) -> None:
+        """The caller would rename the log again."""
+        store = LosesOnce(random.Random(1))
+        other = LogTree(MemoryMetadata(random.Random(1), store.data))
+        made = await other.create("a")
+        key = id_key(made.log_id)
+        found = await store.get(key)
+        assert found is not None
+
+        async def back() -> None:
+            await other.rename("b", "a")
+
+        store.then = (key, back)
+        with pytest.raises(Unreachable, match="was changed since it was looked at"):
+            await LogTree(store).rename("a", "b", version=found.version)
+        assert [info.name for info in await other.list()] == ["/a"]
 
     @as_scenario(awaited_by(run_patiently))
     async def test_a_claim_that_comes_late_leaves_no_log_and_a_free_name(self) -> None:

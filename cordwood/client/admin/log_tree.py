@@ -43,6 +43,7 @@ from cordwood.layout.message_rights import (
 )
 from cordwood.log_attributes import LogAttributes, check_attributes, token_digest
 from cordwood.settings import ClientSettings
+from cordwood.wire.connection import Connection
 
 
 def check_write_token(info: LogInfo | LogReply, tokens: Sequence[str]) -> None:
@@ -214,6 +215,8 @@ class LogTree:
 
         Args:
             change: the call that changes the entry's version, as the client saw it.
+        Raises:
+            Fenced: another change came, and the log may have been renamed by this call before.
         """
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self._timeout_s
@@ -222,12 +225,25 @@ class LogTree:
             seen = await self._cluster.call_any(AskVersion(path, number), timeout_s=left)
             assert isinstance(seen, VersionReply), "AskVersion is answered with a version"
             call, left = change(seen.version), max(0.0, deadline - loop.time())
+            asked: list[Connection] = []
             try:
-                return await self._cluster.call_any(call, timeout_s=left)
+                return await self._cluster.ask_any(call, timeout_s=left, asked=asked)
             except Fenced as error:
-                # An earlier try of this call may have been done: then this try changes nothing.
+                if isinstance(call, RenameLog) and self._may_be_done(asked):
+                    # Race: another caller, who was told of it, renamed the log back.
+                    raise Fenced(
+                        f"{path} was changed meanwhile: it may have been renamed, and renamed back."
+                        " Look at the names before you rename it again"
+                    ) from error
+                # Attributes that an earlier try of this call has set are set again.
                 if loop.time() >= deadline:
                     raise Unreachable(f"{path} is changed all the time: {error}") from error
+
+    @staticmethod
+    def _may_be_done(asked: Sequence[Connection]) -> bool:
+        """Whether a call that was refused may be done all the same: by a node that was asked before
+        the one that refused it."""
+        return len(asked) > 1
 
     async def directory(self, path: str) -> DirectoryReply:
         """The attributes that are set on a directory, and those that logs below it inherit.
@@ -265,6 +281,8 @@ class LogTree:
             Overloaded: as of `delete`.
             UnknownLog: the log does not exist, or the name has moved away from it.
             LogExists: the new name is taken.
+            Fenced: the log was changed meanwhile. It may have been renamed, and renamed back: look
+                again.
             AccessDenied: it takes a token that this client does not have.
             BadSetting: a name is wrong, or the log could not have its attributes there.
         """

@@ -320,6 +320,10 @@ BUGS = (
                                      "the next append by the name makes another log",
                at(LogTree.move).around(_of_any_version),
                scene="tests/client/admin/test_late_changes.py"),
+    PlantedBug("rename-twice", "one call of `rename` is done twice, and undoes a rename back that another "
+                               "caller was told of",
+               at(client_tree.LogTree._may_be_done).instead(staticmethod(lambda asked: False)),
+               scene="tests/client/admin/test_late_changes.py"),
     PlantedBug("repeat-by-new-name", "a deletion or a rename without an answer changes another log that "
                                      "took the name when it is made again",
                at(UnansweredChanges.put).instead(lambda self, change, number: None),

@@ -17,6 +17,7 @@ from cordwood.errors import Overloaded, UnknownLog, Unreachable
 from cordwood.layout.message import Call, Reply
 from cordwood.layout.message_rights import DeleteLog, RenameLog
 from cordwood.sim.planted import find_bug, planted
+from cordwood.wire.connection import Connection
 
 CHANGES = ["delete", "rename"]
 
@@ -33,10 +34,10 @@ async def make_unanswered(
 ) -> None:
     """The changes are done, and their answers are lost."""
     nodes = [cluster.machine(n).name for n in cluster.numbers]
-    call_any = store._cluster.call_any
+    ask_any = store._cluster.ask_any
     here, are_here = 0, asyncio.Event()
 
-    async def cut_first(message: Call, *, timeout_s: float) -> Reply:
+    async def cut_first(message: Call, *, timeout_s: float, asked: list[Connection]) -> Reply:
         nonlocal here
         if isinstance(message, DeleteLog | RenameLog):
             here += 1
@@ -44,12 +45,12 @@ async def make_unanswered(
                 cluster.simulation.network.cut(nodes, ["client-1"])
                 are_here.set()
             await are_here.wait()
-        return await call_any(message, timeout_s=timeout_s)
+        return await ask_any(message, timeout_s=timeout_s, asked=asked)
 
-    store._cluster.call_any = cut_first  # type: ignore[method-assign]
+    store._cluster.ask_any = cut_first  # type: ignore[method-assign]
     made = [make(store, change, name=name) for name in names for _ in range(count)]
     assert {*map(type, await asyncio.gather(*made, return_exceptions=True))} == {Unreachable}
-    store._cluster.call_any = call_any  # type: ignore[method-assign]
+    store._cluster.ask_any = ask_any  # type: ignore[method-assign]
     cluster.simulation.network.mend_all()
     await asyncio.sleep(10)
 

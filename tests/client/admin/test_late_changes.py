@@ -21,6 +21,7 @@ from cordwood.layout.message_rights import DeleteLog, RaiseToken, RenameLog, Set
 from cordwood.log_attributes import LogAttributes
 from cordwood.nodes import Authority, NodeId
 from cordwood.sim.planted import find_bug, planted
+from cordwood.wire.connection import Connection
 
 LATE_S = 20.0
 """Longer than a node works on a call."""
@@ -59,14 +60,14 @@ async def nothing(message: Call) -> None:
 def noted(store: Store, first: Callable[[Call], Awaitable[None]] = nothing) -> list[Call]:
     """The client's calls to any node, from now on; `first` is done before each."""
     calls: list[Call] = []
-    call_any = store._cluster.call_any
+    ask_any = store._cluster.ask_any
 
-    async def note(message: Call, *, timeout_s: float) -> Reply:
+    async def note(message: Call, *, timeout_s: float, asked: list[Connection]) -> Reply:
         calls.append(message)
         await first(message)
-        return await call_any(message, timeout_s=timeout_s)
+        return await ask_any(message, timeout_s=timeout_s, asked=asked)
 
-    store._cluster.call_any = note  # type: ignore[method-assign]
+    store._cluster.ask_any = note  # type: ignore[method-assign]
     return calls
 
 
@@ -190,6 +191,34 @@ class TestLate:
             with planted(find_bug("rename-any-version")):
                 await store._cluster.call_any(late, timeout_s=5)
             assert set((await tree.names()).values()) == {"/b"}
+
+    @pytest.mark.parametrize("is_planted", [False, True])
+    def test_one_rename_is_not_done_twice(self, is_planted: bool) -> None:
+        """Its answer was lost, another client renamed the log back, and the same call renamed it
+        again. The next append by the name made another log."""
+
+        async def scenario(cluster: ClusterAtHand) -> None:
+            async with cluster.client(timeout_s=30) as store, cluster.client() as other:
+                await other.append("/a", b"1")
+                cuts = iter([True])
+
+                async def cut_once(message: Call) -> None:
+                    if isinstance(message, RenameLog) and next(cuts, False):
+                        # Only the answer is lost.
+                        cluster.simulation.network.cut([cluster.machine(1).name], ["client-1"])
+
+                noted(store, cut_once)
+                renaming = asyncio.ensure_future(store.log_tree.rename("/a", "/b"))
+                await asyncio.sleep(1.5)
+                await other.log_tree.rename("/b", "/a")
+                with pytest.raises(Fenced, match="may have been renamed, and renamed back"):
+                    await renaming
+                assert set((await other.log_tree.names()).values()) == {"/a"}
+                await store.log_tree.rename("/a", "/b")
+
+        failure = pytest.raises(pytest.fail.Exception) if is_planted else nullcontext()
+        with planted(find_bug("rename-twice")) if is_planted else nullcontext(), failure:
+            simulate(scenario, nodes=5)
 
     @as_scenario(simulate)
     async def test_a_log_that_was_changed_meanwhile_is_renamed_all_the_same(
