@@ -21,7 +21,7 @@ from msgspec.structs import replace
 from cordwood.client.find.log_info import AnyLog, LogInfo, Unread, take_unread
 from cordwood.client.find.several_logs import one_log
 from cordwood.client.read.consumer_logs import Ask, named
-from cordwood.errors import BadSetting, CordwoodError, Fenced, Retryable
+from cordwood.errors import BadSetting, CordwoodError, Fenced, Overloaded, Retryable
 from cordwood.layout.message_consumers import (
     AskConsumers,
     ConsumerReply,
@@ -38,8 +38,8 @@ RESETS_MAX = 16
 every few seconds."""
 
 UNANSWERED_MAX = 256
-"""The number of compare-and-sets without an answer that a store remembers, to recognise their
-repeats."""
+"""The number of compare-and-sets without an answer past which a store takes no new one: it could
+not recognise the repeats of all of them."""
 
 CLAIM_MARKS_MAX = MARKS_MAX
 """Equal compare-and-sets without an answer whose marks a store remembers; as many as a node."""
@@ -87,13 +87,15 @@ class Unanswered:
         logs: where these led. The same call means the same logs when it is made again, although a
             name may lead to another log by then.
         marks: by which the nodes recognise it. Equal calls at the same time have a mark each, and
-            at most one of these calls was done.
+            at most one of these calls was done. Empty while a repeat that took them is under way.
+        calls: equal calls without an answer that were not made again yet.
     """
 
     consumer: str
     asked: bytes
     logs: dict[AnyLog, LogInfo]
     marks: tuple[str, ...]
+    calls: int
 
 
 class Cursors:
@@ -173,11 +175,15 @@ class Cursors:
         assert isinstance(reply, ConsumersReply), "AskConsumers is answered with groups"
         return reply
 
-    def _told(self, consumer: str) -> None:
+    def _told(self, consumer: str, asked: bytes = b"") -> None:
         """The caller is told of positions of a consumer, "" for all. By these it claims from now
-        on, in the logs to which names lead now."""
+        on, in the logs to which names lead now.
+
+        Args:
+            asked: the call that is answered. Callers of equal ones, which had no answer, wait.
+        """
         for claim, each in self._unanswered.items():
-            if consumer in ("", each.consumer):
+            if consumer in ("", each.consumer) and each.asked != asked:
                 self._unanswered[claim] = dataclasses.replace(each, asked=b"")
 
     async def lag(self, consumer: str, *logs: str) -> dict[str, Lag | CordwoodError]:
@@ -246,6 +252,8 @@ class Cursors:
             Fenced: a member reads one of the logs, or a position is not the expected one, or was
                 reset during the call.
             Rejected: one would go back, and `reset` was not asked for.
+            Overloaded: with `expected`: too many such calls of this store had no answer and were
+                not made again. Nothing was saved.
             Retryable: the cluster did not answer; it may be saved, and may be saved again: by
                 number, if the logs may be renamed. With `expected`, the same call of this store
                 says then whether the position was moved by the first one, in the same logs. If
@@ -264,13 +272,12 @@ class Cursors:
             reply = await self.reset(consumer, new)
         else:
             was = _by_number(expected or {}, infos)
-            resets = await self._resets(consumer, new)
-            call = SaveCursors(consumer, "", 0, new, was, reset, resets=resets)
+            call = SaveCursors(consumer, "", 0, new, was, reset)
             if was:
                 reply = await self._compare_and_set(call, asked, infos)
             else:
-                reply = await self._save(call)
-        self._told(consumer)
+                reply = await self._save(replace(call, resets=await self._resets(consumer, new)))
+        self._told(consumer, asked)
         names = {str(info.log_id): info.name for info in infos.values()}
         # Numbers are not looked up, and one of two logs may have the name that the other one had.
         taken = Counter(names.values())
@@ -285,19 +292,33 @@ class Cursors:
         self, call: SaveCursors, asked: bytes, infos: dict[AnyLog, LogInfo]
     ) -> ConsumerReply:
         """Save with a mark. A call that was not answered may be done; made again, it has the same
-        mark."""
-        claim = msgspec.json.encode(replace(call, resets={}), order="sorted")
+        mark, and means the same logs.
+
+        Raises:
+            Overloaded: it is a new one, and too many had no answer.
+        """
+        claim = msgspec.json.encode(call, order="sorted")
         marks = self._marks_of(claim)
         try:
-            return await self._save_with(call, marks)
+            resets = await self._resets(call.consumer, call.positions)
+            return await self._save_with(replace(call, resets=resets), marks)
         except (Retryable, asyncio.CancelledError):
-            # An equal call may have ended meanwhile, without an answer either.
+            # Equal calls may have ended meanwhile, without an answer either.
             others = self._unanswered.pop(claim, None)
+            calls = 1 + (others.calls if others is not None else 0)
             marks = (*(others.marks if others is not None else ()), *marks)[-CLAIM_MARKS_MAX:]
-            self._unanswered[claim] = Unanswered(call.consumer, asked, infos, marks)
-            while len(self._unanswered) > UNANSWERED_MAX:
-                self._unanswered.pop(next(iter(self._unanswered)))
+            self._unanswered[claim] = Unanswered(call.consumer, asked, infos, marks, calls)
+            self._make_room(UNANSWERED_MAX)
             raise
+
+    def _make_room(self, most: int) -> None:
+        """Forget the oldest calls until `most` are left, but only calls that would be new ones when
+        they are made again, because their callers were told of positions since. The repeat of
+        another call would be refused, and nobody would have what it claimed."""
+        for claim in [each for each, kept in self._unanswered.items() if not kept.asked]:
+            if len(self._unanswered) <= most:
+                break
+            del self._unanswered[claim]
 
     async def _save_with(self, call: SaveCursors, marks: Sequence[str]) -> ConsumerReply:
         """Save with the first of these marks that is not refused."""
@@ -310,9 +331,28 @@ class Cursors:
 
     def _marks_of(self, claim: bytes) -> tuple[str, ...]:
         """The marks for a compare-and-set: those of earlier, equal calls without an answer. Of two
-        equal calls at the same time, at most one gets these marks."""
-        earlier = self._unanswered.pop(claim, None)
-        return (self._new_mark(),) if earlier is None else earlier.marks
+        equal calls at the same time, at most one gets these marks.
+
+        The logs are remembered for as long as one of the earlier calls was not made again.
+
+        Raises:
+            Overloaded: there were none, and too many others had no answer.
+        """
+        earlier = self._unanswered.get(claim)
+        if earlier is None:
+            self._make_room(UNANSWERED_MAX - 1)
+            if len(self._unanswered) >= UNANSWERED_MAX:
+                raise Overloaded(
+                    f"{len(self._unanswered)} claims of this store had no answer: make them again, "
+                    "or look at the positions of their consumers"
+                )
+            return (self._new_mark(),)
+        if earlier.calls > 1:
+            left = dataclasses.replace(earlier, marks=(), calls=earlier.calls - 1)
+            self._unanswered[claim] = left
+        else:
+            del self._unanswered[claim]
+        return earlier.marks or (self._new_mark(),)
 
     async def _resets(self, consumer: str, logs: Iterable[str]) -> dict[str, int]:
         """The number of resets by log: a late save does not undo a newer reset."""

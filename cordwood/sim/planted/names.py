@@ -174,6 +174,17 @@ def _put_over(right: Any, self: UnansweredChanges, change: Change, number: int) 
         self.take(next(iter(self._numbers)))
 
 
+def _marks_of_one(right: Any, self: Cursors, claim: bytes) -> Any:
+    marks = right(self, claim)
+    self._unanswered.pop(claim, None)
+    return marks
+
+
+def _room_of_the_oldest(self: Cursors, most: int) -> None:
+    while len(self._unanswered) > most:
+        self._unanswered.pop(next(iter(self._unanswered)))
+
+
 async def _made_here(
     right: Any,
     self: client_tree.LogTree,
@@ -294,12 +305,20 @@ BUGS = (
                scene="tests/client/read/test_claims_renamed.py"),
     PlantedBug("claims-for-good", "a claim is answered with the outcome of an equal one in a log that "
                                   "had the name before: two callers win it",
-               at(Cursors._told).instead(lambda self, consumer: None),
+               at(Cursors._told).instead(lambda self, consumer, asked=b"": None),
                scene="tests/client/read/test_claims_renamed.py"),
     PlantedBug("claims-last-mark", "of two equal claims without an answer, a store remembers one, and "
                                    "nobody has the records of the other",
                at(Cursors._save_with).around(
                    lambda right, self, call, marks: right(self, call, marks[-1:])),
+               scene="tests/client/read/test_claims_renamed.py"),
+    PlantedBug("claims-of-one", "of two equal claims without an answer, the second one moves a position in "
+                                "another log when both are made again",
+               at(Cursors._marks_of).around(_marks_of_one),
+               scene="tests/client/read/test_claims_renamed.py"),
+    PlantedBug("claims-evicted", "a claim is refused when it is made again, because many others had no "
+                                 "answer, and nobody has the records",
+               at(Cursors._make_room).instead(_room_of_the_oldest),
                scene="tests/client/read/test_claims_renamed.py"),
     PlantedBug("again-elsewhere", "records are sent again to another log that took the name, and "
                                   "are stored twice",

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import nullcontext
+from collections.abc import Awaitable, Callable
+from contextlib import AbstractContextManager, nullcontext, suppress
+from typing import Any
 
 import pytest
 from cluster_at_hand import ClusterAtHand, simulate
 
-from cordwood.errors import Fenced, Retryable, Unreachable
+from cordwood.client.read import cursors
+from cordwood.client.store import Store
+from cordwood.errors import Fenced, Overloaded, Retryable, Unreachable
 from cordwood.layout.message_consumers import ConsumerReply, SaveCursors
 from cordwood.sim.planted import find_bug, planted
 
@@ -90,6 +94,108 @@ def test_one_of_two_equal_claims_has_the_records(done: int, *, is_planted: bool)
 
     bug = planted(find_bug("claims-last-mark")) if is_planted else nullcontext()
     with bug, pytest.raises(AssertionError) if is_planted else nullcontext():
+        simulate(scenario)
+
+
+def bug(name: str) -> AbstractContextManager[object]:
+    return planted(find_bug(name)) if name else nullcontext()
+
+
+def wrong(name: str) -> AbstractContextManager[object]:
+    return pytest.raises(pytest.fail.Exception) if name else nullcontext()
+
+
+def ways_of_saves(store: Store) -> tuple[Any, Callable[[SaveCursors], Awaitable[ConsumerReply]]]:
+    """The way as it is, and one on which each answer is lost."""
+    right = store.cursors._save
+
+    async def unanswered(call: SaveCursors) -> ConsumerReply:
+        with suppress(Fenced):
+            await right(call)
+        raise Unreachable("the answer was lost")
+
+    return right, unanswered
+
+
+@pytest.mark.parametrize("bug_name", ["", "claims-of-one"])
+@pytest.mark.parametrize("at_once", [False, True])
+def test_each_of_equal_claims_means_its_log_when_it_is_made_again(
+    bug_name: str, *, at_once: bool
+) -> None:
+    """The second repeat moved the position in the log that had taken the name."""
+
+    async def scenario(cluster: ClusterAtHand) -> None:
+        async with cluster.client() as store, cluster.client() as operator:
+            last = await store.append("tasks", b"old")
+            old = (await store.log("tasks")).log_id
+            right, unanswered = ways_of_saves(store)
+            go_on = asyncio.Event()
+
+            async def late(call: SaveCursors) -> ConsumerReply:
+                store.cursors._save = right  # type: ignore[method-assign]
+                await go_on.wait()
+                return await right(call)  # type: ignore[no-any-return]
+
+            def claim() -> Awaitable[object]:
+                return store.cursors.save("c", {"tasks": last + 1}, {"tasks": 0})
+
+            store.cursors._save = unanswered  # type: ignore[method-assign]
+            ended = await asyncio.gather(claim(), claim(), return_exceptions=True)
+            assert [*map(type, ended)] == [Unreachable, Unreachable]
+            store.cursors._save = late  # type: ignore[method-assign]
+            await operator.log_tree.rename("tasks", "old")
+            await operator.create_log("tasks")
+            await operator.append("tasks", b"new")
+            first = asyncio.ensure_future(claim())
+            await asyncio.sleep(0.5)
+            if not at_once:
+                go_on.set()
+                await first
+            with pytest.raises(Fenced):
+                await claim()
+            go_on.set()
+            await first
+            assert (await operator.cursors.by_number("c")).positions == {str(old): last + 1}
+
+    with bug(bug_name), wrong(bug_name):
+        simulate(scenario)
+
+
+@pytest.mark.parametrize("bug_name", ["", "claims-evicted"])
+def test_no_claim_is_forgotten_if_many_have_no_answer(
+    bug_name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The oldest were forgotten: their repeats were refused, and nobody had their records."""
+    monkeypatch.setattr(cursors, "UNANSWERED_MAX", 2)
+
+    async def scenario(cluster: ClusterAtHand) -> None:
+        async with cluster.client() as store:
+            last = await store.append("tasks", b"old")
+            right, unanswered = ways_of_saves(store)
+
+            def claim(consumer: str) -> Awaitable[object]:
+                return store.cursors.save(consumer, {"tasks": last + 1}, {"tasks": 0})
+
+            async def claim_all() -> list[object]:
+                return list(await asyncio.gather(*map(claim, "abc"), return_exceptions=True))
+
+            store.cursors._save = unanswered  # type: ignore[method-assign]
+            assert {*map(type, await claim_all())} == {Unreachable}
+            if not bug_name:
+                with pytest.raises(Overloaded, match="3 claims of this store"):
+                    await claim("d")
+                assert len(store.cursors._unanswered) == 3
+            store.cursors._save = right  # type: ignore[method-assign]
+            if Fenced in map(type, await claim_all()):
+                pytest.fail("a claim that was done is refused")
+            # Those whose callers looked at positions make room.
+            store.cursors._save = unanswered  # type: ignore[method-assign]
+            for consumer in "efg":
+                with pytest.raises(Unreachable):
+                    await claim(consumer)
+                await store.cursors.by_number(consumer)
+
+    with bug(bug_name), wrong(bug_name):
         simulate(scenario)
 
 
