@@ -12,7 +12,7 @@ Source: docs/reading.md ("Names and numbers").
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
 from cordwood.client.find.log_info import AnyLog, LogInfo
@@ -84,6 +84,21 @@ class KnownLogs:
             log = leads[0]
         found = self._numbers.get(log)
         return None if found is None else found[0]
+
+    def together(self, logs: Iterable[AnyLog]) -> dict[AnyLog, LogInfo] | None:
+        """The remembered entries of the logs of one call, if they tell of one moment; None if one
+        is not remembered, or a change was counted between the questions for two of the names. They
+        would leave out the log that had one of the names then and has another one now."""
+        found: dict[AnyLog, LogInfo] = {}
+        counts: set[int] = set()
+        for log in logs:
+            info = self.get(log)
+            if info is None:
+                return None
+            found[log] = info
+            if isinstance(log, str):
+                counts.add(self._names[log][1].changes)
+        return found if len(counts) < 2 else None
 
     def must_ask(self, log: AnyLog) -> bool:
         """Whether the name may belong to another log by now."""

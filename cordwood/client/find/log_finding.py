@@ -156,6 +156,16 @@ class LogFinding(ABC):
             if line.is_empty and self._lines.get(key) is line:
                 del self._lines[key]
 
+    def remembered(self, logs: Sequence[AnyLog]) -> dict[AnyLog, LogInfo] | None:
+        """The logs of one call from memory; see `KnownLogs.together`.
+
+        Raises:
+            BadSetting: a name is none.
+        """
+        keys = {log: normalise_name(log) if isinstance(log, str) else log for log in logs}
+        found = self._known.together(keys.values())
+        return None if found is None else {log: found[key] for log, key in keys.items()}
+
     def _must_wait(self, key: AnyLog, create: bool) -> bool:
         """Whether the remembered entry must be looked up again before its use."""
         if self._known.must_ask(key):

@@ -2,9 +2,10 @@
 
 A remembered name may lead to the log that had it some seconds ago. If one call names several logs,
 two of the names could lead to one log, and the call would leave another log out. So the names of
-one call are looked up when it is made, until two looks agree.
+one call are looked up when it is made, until two looks agree. For the same reason, names that are
+looked up are not mixed with remembered ones, nor remembered ones of two moments.
 
-Source: docs/design.md §7.
+Source: docs/reading.md ("Names and numbers").
 """
 
 from __future__ import annotations
@@ -35,13 +36,14 @@ async def find_several(
     Names are looked up now; a single name only without `may_remember`.
 
     Args:
-        may_remember: if no node answers within CHECK_NAME_S, names are taken from memory, as for
-            one log. Without it the call ends: it keeps the logs that it found, or their positions,
-            and it needs the metadata store in any case.
+        may_remember: if no node answers within CHECK_NAME_S, all names are taken from memory, as it
+            was before, if it tells of one moment. Without it the call ends: it keeps the logs that
+            it found, or their positions, and it needs the metadata store in any case.
     Raises:
         BadSetting: two names lead to one log, or a name is none.
-        Retryable: logs are renamed all the time, or no node answered; with `may_remember`, only if
-            two names lead to one log from memory.
+        Retryable: logs are renamed all the time, or no node answered within `timeout_s`; with
+            `may_remember`, only if the memory does not tell of one moment, is wrong by what nodes
+            answered, or has one log for two names.
         CordwoodError: as `LogFinding.find_log`.
     """
     asked = list(dict.fromkeys(logs))
@@ -50,19 +52,39 @@ async def find_several(
         return {
             log: await finding.find_log(log, create=create, timeout_s=timeout_s) for log in asked
         }
+    memory = finding.remembered(asked) if may_remember else None
     before: dict[AnyLog, int] | None = None
     for left in reversed(range(LOOKS)):
-        found, doubt = await _look(finding, asked, create, timeout_s, may_remember)
+        found, doubt = await _look(finding, asked, create, timeout_s, memory is not None)
+        if doubt is not None:
+            if memory is not None and _still_holds(memory, found, before or {}):
+                return memory
+            if not left:
+                raise doubt
+            memory = before = None  # wait for the nodes
+            continue
         clash = clash_of(found)
         led: dict[AnyLog, int] = {log: info.log_id for log, info in found.items()}
-        if clash is None and (doubt is not None or len(asked) < 2 or led == before):
+        if clash is None and (len(asked) < 2 or led == before):
             break
-        if clash is not None and doubt is not None:
-            raise doubt
         if not left:
             raise one_log(*clash) if clash is not None else _moving(led, before or {})
         before = led
     return found
+
+
+def _still_holds(
+    memory: Mapping[AnyLog, LogInfo], found: Mapping[AnyLog, LogInfo], before: Mapping[AnyLog, int]
+) -> bool:
+    """Whether nothing that nodes answered in this call says that remembered names have moved.
+
+    Args:
+        found: what the last look found before a node did not answer.
+        before: where the names led in the look before, if there was one.
+    """
+    answers = {**before, **{log: info.log_id for log, info in found.items()}}
+    is_so = all(memory[log].log_id == number for log, number in answers.items())
+    return is_so and clash_of(memory) is None
 
 
 def _moving(led: Mapping[AnyLog, int], before: Mapping[AnyLog, int]) -> Retryable:
@@ -97,18 +119,18 @@ async def _look(
     timeout_s: float,
     may_remember: bool,
 ) -> tuple[dict[AnyLog, LogInfo], Retryable | None]:
-    """The logs, and the error of nodes that did not answer; None if all logs are as they are
-    now. Once no node answered, the other logs are taken from memory too, if they may be."""
+    """The logs as they are now, and None; or, if they may be taken from memory, the first of them
+    and the error of the nodes that did not answer for the next one."""
     found: dict[AnyLog, LogInfo] = {}
-    doubt: Retryable | None = None
+    look_s = min(timeout_s, CHECK_NAME_S) if may_remember else timeout_s
     for log in logs:
-        if not may_remember:
-            found[log] = await finding.find_log(log, create=create, timeout_s=timeout_s, fresh=True)
-        elif doubt is None:
-            found[log], doubt = await find_now(finding, log, create=create, timeout_s=timeout_s)
-        else:
-            found[log] = await finding.find_log(log, create=create, timeout_s=timeout_s)
-    return found, doubt
+        try:
+            found[log] = await finding.find_log(log, create=create, timeout_s=look_s, fresh=True)
+        except Retryable as error:
+            if not may_remember:
+                raise
+            return found, error
+    return found, None
 
 
 def clash_of(found: Mapping[AnyLog, LogInfo]) -> tuple[AnyLog, AnyLog, int] | None:

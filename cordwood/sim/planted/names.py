@@ -163,6 +163,11 @@ async def _of_any_version(
     await right(self, log_id, name, new_name, check, None)
 
 
+def _of_any_moment(self: KnownLogs, logs: Iterable[AnyLog]) -> dict[AnyLog, LogInfo] | None:
+    found = {log: self.get(log) for log in logs}
+    return {log: info for log, info in found.items() if info} if all(found.values()) else None
+
+
 def _put_once(right: Any, self: UnansweredChanges, change: Change, number: int) -> None:
     self._numbers.pop(change, None)
     right(self, change, number)
@@ -299,6 +304,14 @@ BUGS = (
                                        "log that had one of them all the time is left out",
                at(find_several, within=tail_calls).instead(_of_one_look),
                scene="tests/client/find/test_several_names.py"),
+    PlantedBug("names-mixed", "a reader of several names takes one as it leads now and one from memory, "
+                              "and a log that had one of them all the time is left out",
+               at(find_several, within=tail_calls).instead(_of_one_look),
+               scene="tests/client/find/test_mixed_names.py"),
+    PlantedBug("names-remembered-mixed", "a reader takes names from memory that were learnt before and "
+                                         "after a rename, and leaves a log out",
+               at(KnownLogs.together).instead(_of_any_moment),
+               scene="tests/client/find/test_mixed_names.py"),
     PlantedBug("claims-by-new-name", "a compare-and-set that was not answered moves a position in "
                                      "another log when it is made again",
                at(Cursors._earlier).instead(lambda self, asked: None),
