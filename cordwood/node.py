@@ -15,7 +15,7 @@ from collections.abc import AsyncIterator, Collection, Iterable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from functools import partial
 
-from cordwood.admin.authority_calls import read_members, set_authority
+from cordwood.admin.authority_calls import end_return, read_members, set_authority
 from cordwood.admin.consumer_calls import ConsumerCalls
 from cordwood.admin.fitness_calls import ask_fitness, fitness_reply
 from cordwood.admin.ledger_autorecovery import LedgerAutorecovery
@@ -695,8 +695,22 @@ class Node:
                 logger.info("this node's data is what the cluster has")
                 self._on_space()
 
+    async def _end_return(self) -> None:
+        """Clear the note that this node owes seals, if there is one and its return is over."""
+        me, fully = self.settings.node, Authority.FULLY_AUTHORITATIVE
+        if all(each.authority is fully for each in self._said if each.node == me):
+            return
+        is_counted_on = self._rebuild.is_counted_on
+        if await end_return(self._membership, me, is_counted_on, self._renew_seals):
+            await self._refresh_members()
+
     async def _refresh(self) -> None:
         while True:
+            try:
+                # Not where a recovery reads the list: that of the event log must not wait for it.
+                await self._end_return()
+            except CordwoodError as error:
+                logger.warning("the return of this node is not over yet: %s", error)
             await asyncio.sleep(NEWCOMER_S)
             await wait_at_most(self._newcomer, self.settings.refresh_s)
             self._newcomer.clear()

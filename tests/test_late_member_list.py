@@ -37,7 +37,7 @@ async def a_late_list(cluster: ClusterAtHand) -> None:
     own.list = LateAnswers(own).list  # type: ignore[method-assign]
     earlier = asyncio.create_task(node._refresh_members())
     await asyncio.sleep(0.5)
-    await members.come_back(NodeId(3), is_sealed=False)
+    await members.come_back(NodeId(3))
     statuses = await node._read_statuses(1)
     assert statuses[NodeId(3)] is Authority.UNAVAILABLE
     await earlier

@@ -28,7 +28,7 @@ from cordwood.layout.json_text import read_json
 from cordwood.metadata.change import Decide, change_repeatably
 from cordwood.metadata.store import MetadataStore
 from cordwood.nodes import FILL_MAX, SCOPES, Authority, Member, NodeId
-from cordwood.quorum.authority import may_become
+from cordwood.quorum.authority import HAS_DATA, may_become
 
 CLUSTER_BYTES = 16
 
@@ -129,7 +129,7 @@ class Membership:
     ) -> Member:
         """Register the start of a node, and its address. The node has its disk, and reports losses
         of it by itself, so this clears the status of its data. If its data had a status, it becomes
-        UNAVAILABLE until it is back (`come_back`): epochs may have been recovered without it, and
+        UNAVAILABLE until it is back (`end_return`): epochs may have been recovered without it, and
         it must not take a store of these.
 
         Args:
@@ -208,39 +208,60 @@ class Membership:
 
         await change_repeatably(self._store, _key(node_id), decide)
 
-    async def come_back(self, node_id: NodeId, *, is_sealed: bool) -> Member:
-        """Clear the status of a node whose data was reported gone or elsewhere.
+    async def come_back(self, node_id: NodeId) -> Member:
+        """Note that a node is here whose data was reported gone or elsewhere: others wait for it.
 
-        The node calls this twice. After the first call, others wait for it. The second call follows
-        when it has sealed all logs up to their newest epochs, and makes it fully authoritative. A
-        recovery does without the node only if it read the status after it had taken its epoch
-        (`recovery.recover_log.statuses_now`), and before the first call. So the node obeys that
-        epoch.
+        When it has sealed all logs up to their newest epochs, `end_return` makes it fully
+        authoritative. A recovery does without the node only if it read the status after it had
+        taken its epoch (`recovery.recover_log.statuses_now`), and before this call. So the node
+        obeys that epoch.
 
-        Args:
-            is_sealed: whether the node has sealed all logs.
         Raises:
             BadSetting: the node never registered.
         """
-        becomes = Authority.FULLY_AUTHORITATIVE if is_sealed else Authority.UNAVAILABLE
 
         def decide(found: bytes | None) -> bytes | None:
             if found is None:
                 raise BadSetting(f"there is no node {node_id}")
             entry = _decode(node_id, found)
-            if entry.authority in (becomes, Authority.FULLY_AUTHORITATIVE):
+            if entry.authority in HAS_DATA:
                 return None
-            return msgspec.json.encode(msgspec.structs.replace(entry, authority=becomes))
+            here = msgspec.structs.replace(entry, authority=Authority.UNAVAILABLE)
+            return msgspec.json.encode(here)
 
         stored = await change_repeatably(self._store, _key(node_id), decide)
         assert stored is not None, "the entry was there"
         return parse_member(node_id, stored)
 
+    async def end_return(self, node_id: NodeId, version: int) -> Member:
+        """Make a node fully authoritative that was here, and has sealed all logs.
+
+        Args:
+            version: the version of its entry before the seals: seals may be owed since.
+        Raises:
+            Fenced: the entry has another version, and the node is not fully authoritative.
+            Rejected: its data is reported gone or elsewhere, see `come_back`.
+            BadSetting: the node never registered.
+        """
+
+        def decide(found: bytes | None) -> bytes | None:
+            if found is None:
+                raise BadSetting(f"there is no node {node_id}")
+            entry = _decode(node_id, found)
+            if entry.authority not in HAS_DATA:
+                raise Rejected(f"node {node_id} is {entry.authority.value}, and did not come back")
+            if entry.authority is Authority.FULLY_AUTHORITATIVE:
+                return None
+            fully = Authority.FULLY_AUTHORITATIVE
+            return msgspec.json.encode(msgspec.structs.replace(entry, authority=fully))
+
+        return await self._obey(node_id, decide, version)
+
     async def owe_seals(self, node_id: NodeId) -> None:
         """Note that a node is about to end its entry in the rebuilding set.
 
         From then on others wait for the node, and it has to seal all logs first. This is durable,
-        and `come_back` ends it.
+        and `end_return` ends it. A return that was about to end does not end any more.
 
         Raises:
             BadSetting: the node never registered.
@@ -250,8 +271,7 @@ class Membership:
             if found is None:
                 raise BadSetting(f"there is no node {node_id}")
             entry = _decode(node_id, found)
-            if entry.authority is Authority.UNAVAILABLE:
-                return None
+            # Written also if it is so already: the entry must get another version.
             owes = msgspec.structs.replace(entry, authority=Authority.UNAVAILABLE)
             return msgspec.json.encode(owes)
 

@@ -11,10 +11,11 @@ import pytest
 from metadata_play import Act, run_patiently
 from scenarios import as_scenario, awaited_by
 
-from cordwood.errors import BadSetting, Malformed, Rejected, Unreachable
+from cordwood.errors import BadSetting, Fenced, Malformed, Rejected, Unreachable
 from cordwood.metadata.membership import CLUSTER_BYTES, NODE_MAX, WEIGHT_MAX, Membership
 from cordwood.metadata.memory import MemoryMetadata
 from cordwood.nodes import Authority, Member, NodeId
+from cordwood.quorum.authority import HAS_DATA
 
 
 class TestCluster:
@@ -172,10 +173,10 @@ class TestAuthority:
         assert (await membership.move(NodeId(3), "host:2")).authority is gone.authority
         back = await membership.register(NodeId(3), "host:1", "rack1", 2.0)
         assert back.authority is Authority.UNAVAILABLE, "it is there, and may not be sealed"
-        assert await membership.come_back(NodeId(3), is_sealed=False) == back
-        back = await membership.come_back(NodeId(3), is_sealed=True)
+        assert await membership.come_back(NodeId(3)) == back
+        back = await membership.end_return(NodeId(3), await membership.version(NodeId(3)))
         assert back.authority is Authority.FULLY_AUTHORITATIVE
-        assert await membership.come_back(NodeId(3), is_sealed=False) == back
+        assert await membership.come_back(NodeId(3)) == back
         again = await membership.register(NodeId(3), "host:1", "rack1", 2.0)
         assert again.authority is Authority.FULLY_AUTHORITATIVE
 
@@ -187,12 +188,33 @@ class TestAuthority:
         membership = Membership(store)
         await membership.register(NodeId(3), "host:1")
         await membership.set_authority(NodeId(3), before)
-        first = await membership.come_back(NodeId(3), is_sealed=False)
         fully = Authority.FULLY_AUTHORITATIVE
+        if before not in HAS_DATA:
+            with pytest.raises(Rejected, match="did not come back"):
+                await membership.end_return(NodeId(3), await membership.version(NodeId(3)))
+        first = await membership.come_back(NodeId(3))
         assert first.authority is (fully if before is fully else Authority.UNAVAILABLE)
-        assert (await membership.come_back(NodeId(3), is_sealed=True)).authority is fully
-        with pytest.raises(BadSetting, match="no node 4"):
-            await membership.come_back(NodeId(4), is_sealed=True)
+        version = await membership.version(NodeId(3))
+        assert (await membership.end_return(NodeId(3), version)).authority is fully
+        assert (await membership.end_return(NodeId(3), version)).authority is fully
+        for step in (membership.come_back(NodeId(4)), membership.end_return(NodeId(4), 0)):
+            with pytest.raises(BadSetting, match="no node 4"):
+                await step
+
+    @as_scenario("play")
+    async def test_a_return_does_not_end_by_seals_from_before_the_next_ones_were_owed(
+        self, store
+    ) -> None:
+        """The node had sealed for an earlier return, and did not know of the next one."""
+        membership = Membership(store)
+        await membership.register(NodeId(3), "host:1")
+        await membership.owe_seals(NodeId(3))
+        version = await membership.version(NodeId(3))
+        await membership.owe_seals(NodeId(3))
+        with pytest.raises(Fenced):
+            await membership.end_return(NodeId(3), version)
+        (member,) = await membership.members()
+        assert member.authority is Authority.UNAVAILABLE
 
     @as_scenario("play")
     async def test_it_is_a_compare_and_set(self, store) -> None:

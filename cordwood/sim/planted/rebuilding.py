@@ -49,6 +49,7 @@ from cordwood.storage.rebuild.donor_look import DonorLook, is_given_up
 from cordwood.storage.rebuild.donor_pass import Pass
 from cordwood.storage.rebuild.epoch_nodesets import EpochNodesets
 from cordwood.storage.rebuild.moves import Moves, _Work
+from cordwood.storage.rebuild.role import RebuildRole
 from cordwood.storage.rebuild.staged_moves import StagedMoves
 from cordwood.storage.refusals import refusal_of
 from cordwood.storage.repair.repairs import Repairs
@@ -213,14 +214,16 @@ async def _word_kept(
     return found if said is found.authority else await self.set_authority(node_id, said)
 
 
-async def _nobody_comes_back(
-    right: Any, self: Membership, node_id: NodeId, *, is_sealed: bool
-) -> Any:
+async def _nobody_comes_back(right: Any, self: Membership, node_id: NodeId) -> Any:
     return next(member for member in await self.members() if member.node == node_id)
 
 
 async def _nothing_owed(self: Membership, node_id: NodeId) -> None:
     return
+
+
+async def _counted_on_anyway(self: RebuildRole) -> bool:
+    return True
 
 
 async def _unasked(self: Moves, works: Sequence[_Work], flow: RebuildFlow, report: Report) -> None:
@@ -273,6 +276,10 @@ BUGS = (
                                  "the epochs that it missed",
                at(Membership.owe_seals).instead(_nothing_owed),
                scene="tests/storage/test_rebuilding_races.py"),
+    PlantedBug("owed-seals-forgotten", "a node clears the note that it owes seals while recoveries "
+                                       "still do without it",
+               at(RebuildRole.is_counted_on).instead(_counted_on_anyway),
+               scene="tests/storage/test_owed_seals.py"),
     PlantedBug("staged-left-behind", "staged blocks of a lost node are not rebuilt: a committed "
                                      "batch can lose all its copies, one after the other",
                at(StagedMoves.carry_out).instead(_nothing_staged_moves),

@@ -36,7 +36,7 @@ from cordwood.layout.message_rebuilding import (
     SayRebuild,
 )
 from cordwood.layout.rebuild_events import pack_set
-from cordwood.nodes import Member, NodeId, Nodeset, Replication
+from cordwood.nodes import Authority, Member, NodeId, Nodeset, Replication
 from cordwood.protocol.event_log import (
     Verdict,
     authority_of,
@@ -494,6 +494,21 @@ class RebuildRole:
             except Rejected as error:
                 logger.warning("the drain of this node ended with its loss: %s", error)
             self.owes_drain = False
+
+    async def is_counted_on(self) -> bool:
+        """Whether recoveries count on this node, by all events from before the call, and for good.
+
+        Raises:
+            CordwoodError: the metadata store, or the event log, did not answer.
+        """
+        if self._is_counted_on():
+            await self.refresh(strictly=True)
+            await self._events.keep()  # see `Admission.complete`
+        return self._is_counted_on()
+
+    def _is_counted_on(self) -> bool:
+        status = authority_of(self.set, self._me)
+        return not self._owes_seals and status is Authority.FULLY_AUTHORITATIVE
 
     # Calls.
 
