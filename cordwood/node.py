@@ -573,10 +573,11 @@ class Node:
         reading = self._readings
         said = await read_members(self._membership, self.settings.node, self._renew_seals)
         self._take_said(reading, said)
-        if self._taken == reading:
-            self._said_s = began_s
+        is_newest = self._taken == reading
         await self._rebuild.refresh(strictly=strictly)
         self._take_members()
+        if is_newest:
+            self._said_s = max(self._said_s, began_s)
 
     def _take_said(self, reading: int, said: tuple[Member, ...]) -> None:
         """Take a member list, unless a later reading came first.
@@ -604,12 +605,18 @@ class Node:
 
     def _told(self) -> Mapping[NodeId, Member]:
         """The members as clients get them."""
-        age_s = asyncio.get_running_loop().time() - self._said_s
-        if age_s <= OLD_S + self.settings.refresh_s:
+        if self._said_age_ms():
             return self._members
         # The statuses of the set come from the event log, which does not need the metadata store.
         told = self._rebuild.told_statuses() if self._events.has_moved else frozenset[NodeId]()
         return {each.node: each for each in may_be_back(self._members.values(), told)}
+
+    def _said_age_ms(self) -> int:
+        """The age of the list that clients get, rounded up; 0 if it is so old that it counts nobody
+        out (`_told`)."""
+        age_s = asyncio.get_running_loop().time() - self._said_s
+        is_old = age_s > OLD_S + self.settings.refresh_s
+        return 0 if is_old else int(age_s * 1000) + 1
 
     def note_storage(self, mine: Member) -> bool:
         """Apply the storage setting of this node in the member list. Returns whether it changed."""
@@ -787,10 +794,12 @@ class Node:
                 return await self._storage.mark(connection, call)
             case AskMembers():
                 dead, changes = sorted(map(int, self._gossip.dead)), self._log_watch.changes
-                infos, store = member_infos(self._told()), self.settings.tier.store
-                asked = NodeId(call.version_of)
+                asked, store = NodeId(call.version_of), self.settings.tier.store
                 version = await self._membership.version(asked) if asked else 0
-                return MembersReply(self._cluster, infos, dead, changes, store, version)
+                infos = member_infos(self._told())
+                return MembersReply(
+                    self._cluster, infos, dead, changes, store, version, self._said_age_ms()
+                )
             case SetAuthority():
                 await set_authority(self._membership, call, self._gossip.dead)
                 await self._refresh_members()

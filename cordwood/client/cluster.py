@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace
 from typing import Protocol
@@ -17,6 +18,7 @@ from cordwood.client.find.log_finding import ASK_ONE_S, CHECK_S, LogFinding
 from cordwood.client.find.log_info import AnyLog as AnyLog
 from cordwood.client.find.log_info import LogInfo as LogInfo
 from cordwood.client.find.log_info import log_info as log_info
+from cordwood.client.find.status_questions import StatusQuestions, Told
 from cordwood.errors import Closed, CordwoodError, Malformed, Overloaded, Retryable, Unreachable
 from cordwood.host.seams import Host
 from cordwood.layout.frame import Frame, Kind
@@ -26,6 +28,7 @@ from cordwood.layout.message_logs import EpochNodes
 from cordwood.layout.message_nodes import AskMembers, MemberInfo, MembersReply
 from cordwood.layout.tokens import pack_tokens
 from cordwood.nodes import Authority, Member, NodeId, Nodeset, Replication
+from cordwood.quorum.authority import HAS_DATA
 from cordwood.quorum.sequencer_placement import sequencer_order
 from cordwood.wire.connection import Connection, FrameHandler, dial
 from cordwood.wire.peers import Peers
@@ -70,6 +73,8 @@ class Cluster(LogFinding):
         tier_store: the address of main storage, as nodes report it; "" for none.
         statuses: last reported statuses of nodes that are not fully authoritative; see
             `Nodes.set_authority`.
+        statuses_at: the loop's time from which they are: a node read them then, or later. A return
+            of a node that was reported before it is in them.
         on_statuses: called when a status changed, with True if a node's data now lies elsewhere.
         unanswered: changes of names that had no answer.
     """
@@ -105,11 +110,16 @@ class Cluster(LogFinding):
         self.tier_store = ""
         self._checking: dict[NodeId, asyncio.Task[None]] = {}
         self.statuses: dict[NodeId, Authority] = {}
+        self.statuses_at = -math.inf
+        self._members_at = -math.inf  # when the question was asked that gave `members`
         self.on_statuses: Callable[[bool], None] | None = None
         self.unanswered = UnansweredChanges()
         self._nodesets: dict[tuple[tuple[int, ...], tuple[str, ...]], Nodeset] = {}
         self.peers = Peers(host, self._hello, tasks, self)
         self._refresher: asyncio.Task[None] | None = None
+        self._status_questions = StatusQuestions(
+            tasks, lambda: self.refresh_members(timeout_s=REFRESH_S), lambda: self.statuses_at
+        )
         # Set when the last connection was lost: perhaps only the first addresses know the nodes
         # that are left.
         self._cut_off = asyncio.Event()
@@ -136,10 +146,9 @@ class Cluster(LogFinding):
 
         The next address is asked when one failed, or did not answer for NEXT_ADDRESS_S.
         """
-        asked_s = asyncio.get_running_loop().time()
         failures: dict[str, CordwoodError] = {}
         left = list(self._addresses)
-        asking: dict[asyncio.Task[Reply], str] = {}
+        asking: dict[asyncio.Task[tuple[Reply, float]], str] = {}
         try:
             while left or asking:
                 if left:
@@ -153,7 +162,7 @@ class Cluster(LogFinding):
                 for task in [each for each in asking if each in answered]:
                     address = asking.pop(task)
                     try:
-                        self._learn(task.result(), asked_s)
+                        self._learn(*task.result())
                     except CordwoodError as error:
                         failures[address] = error
                     else:
@@ -176,12 +185,13 @@ class Cluster(LogFinding):
             f"({'; '.join(told)}). Start one with `cordwood up`."
         )
 
-    async def _ask_members(self, address: str, one_s: float) -> Reply:
-        """The member list of the node that answers at an address."""
+    async def _ask_members(self, address: str, one_s: float) -> tuple[Reply, float]:
+        """The member list of the node that answers at an address, and when it was asked for."""
         hello = self._hello(NodeId(0))
         connection = await dial(self._host.network, address, hello, _Deaf(), timeout_s=one_s)
         try:
-            return await connection.call(AskMembers(), timeout_s=one_s)
+            asked_at = self._loop.time()
+            return await connection.call(AskMembers(), timeout_s=one_s), asked_at
         finally:
             connection.close()
 
@@ -190,6 +200,7 @@ class Cluster(LogFinding):
         self._closed = True
         if self._refresher is not None:
             self._refresher.cancel()
+        self._status_questions.close()
         for task in list(self._learning.values()):
             task.cancel()
         await self.peers.close()
@@ -304,10 +315,9 @@ class Cluster(LogFinding):
         if not others:
             return
         asked = others[self._host.random.randrange(len(others))]
-        asked_s = asyncio.get_running_loop().time()
+        asked_at = self._loop.time()
         try:
-            reply = await self.peers.call(asked, AskMembers(), timeout_s=CHECK_S)
-            self._learn(reply, asked_s)
+            self._learn(await self.peers.call(asked, AskMembers(), timeout_s=CHECK_S), asked_at)
         except CordwoodError as error:
             logger.debug("node %d could not be asked about node %d: %s", asked, node, error)
         connection = self.peers.get(node)
@@ -371,6 +381,8 @@ class Cluster(LogFinding):
         """See `wire.peers.PeerListener`."""
         if not self.peers.up:
             self._cut_off.set()
+            # The node that called others gone or empty may not be heard again for long.
+            self.statuses = {n: s for n, s in self.statuses.items() if s in HAS_DATA}
         for listener in self._listeners:
             listener.on_node_down(node, connection)
 
@@ -388,17 +400,18 @@ class Cluster(LogFinding):
             return replace(self._member, wanted=wanted)
         return Hello(0, self._cluster, 0, wanted)
 
-    def _learn(self, reply: Reply, asked_s: float) -> None:
+    def _learn(self, reply: Reply, asked_at: float) -> None:
         assert isinstance(reply, MembersReply), "AskMembers is answered with members"
         self._cluster = reply.cluster
         self.dead = frozenset(NodeId(node) for node in reply.dead)
         self.tier_store = reply.tier_store
-        self.note_changes(reply.log_changes, asked_s)
-        self._want(reply.members)
+        self.note_changes(reply.log_changes, asked_at)
+        self._want(reply.members, asked_at)
+        self._learn_statuses(reply.members, asked_at - reply.age_ms / 1000)
 
-    def _want(self, members: Sequence[MemberInfo]) -> None:
+    def _want(self, members: Sequence[MemberInfo], asked_at: float) -> None:
         self._nodesets.clear()
-        self.members = {
+        told = {
             NodeId(m.node): Member(
                 NodeId(m.node),
                 m.address,
@@ -411,20 +424,30 @@ class Cluster(LogFinding):
             )
             for m in members
         }
-        self._learn_statuses()
+        # Race: a later question was answered sooner. Only nodes that are new are news then.
+        self.members = told if asked_at >= self._members_at else told | self.members
+        self._members_at = max(self._members_at, asked_at)
         self.peers.want({node: member.address for node, member in self.members.items()})
 
-    def _learn_statuses(self) -> None:
+    def _learn_statuses(self, members: Sequence[MemberInfo], read_at: float) -> None:
+        """Take statuses, unless later ones are known. The answer to a look-up of a log does not
+        say from when its statuses are, so it gives none."""
+        if read_at < self.statuses_at:
+            return
         before, full = self.statuses, Authority.FULLY_AUTHORITATIVE
+        self.statuses_at = read_at
         self.statuses = {
-            node: member.authority
-            for node, member in self.members.items()
-            if member.authority is not full
+            NodeId(each.node): each.authority for each in members if each.authority is not full
         }
         if self.statuses != before and self.on_statuses is not None:
             empty = Authority.AUTHORITATIVE_EMPTY
             moved = (node for node, status in self.statuses.items() if status is empty)
             self.on_statuses(any(before.get(node) is not empty for node in moved))
+
+    def want_statuses(self, since: float, told: Told) -> None:
+        """Call `told` once the statuses are from `since` or later. They are asked for until then,
+        also while no node answers."""
+        self._status_questions.want(since, told)
 
     async def refresh_members(self, *, timeout_s: float) -> None:
         """Read the member list anew.
@@ -432,8 +455,9 @@ class Cluster(LogFinding):
         Raises:
             Unreachable: no node answered in time.
         """
-        asked_s = asyncio.get_running_loop().time()
-        self._learn(await self.call_any(AskMembers(), timeout_s=timeout_s), asked_s)
+        # Trap: from before the first node is asked, since an answer says nothing of a later time.
+        asked_at = self._loop.time()
+        self._learn(await self.call_any(AskMembers(), timeout_s=timeout_s), asked_at)
 
     async def _refresh(self) -> None:
         while True:

@@ -47,6 +47,8 @@ class MembersReply(Struct, frozen=True, tag="members"):
             of none yet.
         tier_store: the address of main storage, without credentials; "" for none.
         version: of the entry of `AskMembers.version_of`; 0 for none.
+        age_ms: how long ago the answering node read the statuses of its members, or later; 0 for an
+            older node, which does not say.
     """
 
     cluster: bytes
@@ -55,6 +57,7 @@ class MembersReply(Struct, frozen=True, tag="members"):
     log_changes: int = -1
     tier_store: Annotated[str, Meta(max_length=1024)] = ""
     version: EntryVersion = 0
+    age_ms: U32 = 0
 
 
 class SetStorage(Struct, frozen=True, tag="set_storage"):

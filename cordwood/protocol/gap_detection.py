@@ -68,6 +68,21 @@ Judge = Callable[[Set[NodeId]], QuorumVerdict]
 """The verdict on the nodes that have come past `next`, in the epoch of `next`."""
 
 
+class Proof(Protocol):
+    """Where a verdict may count nodes out: their statuses may be older than the markers."""
+
+    @property
+    def is_needed(self) -> bool:
+        """Whether the judge may count a node out."""
+
+    def cautious(self, heard: Set[NodeId]) -> QuorumVerdict:
+        """A judge that counts nobody out."""
+
+    def upto(self) -> int:
+        """The LSN below which nodes may be counted out. At `next` or below, nobody is counted out
+        yet: newer statuses are asked for."""
+
+
 @dataclass(frozen=True, slots=True)
 class Delivery(Generic[Item]):
     """Deliver the records `[first, last]` of a data block."""
@@ -85,7 +100,10 @@ class ReadBuffer(Generic[Item]):
         until: the last LSN that is wanted.
         wants_grace: whether a loss at `next` waits for the end of the grace period.
         is_held: whether only trims are given out: a node may not have told its trim point yet.
+        proof: bounds verdicts that count nodes out; None to take them as they are.
     """
+
+    proof: Proof | None = None
 
     def __init__(self, start: int, until: int) -> None:
         self.next = start
@@ -252,6 +270,11 @@ class ReadBuffer(Generic[Item]):
         """How far `node` has come; 0 if that is not known."""
         return self._markers.get(node, 0)
 
+    @property
+    def furthest(self) -> int:
+        """How far any node has come; 0 if none is known."""
+        return max(self._markers.values(), default=0)
+
     def behind(self, nodes: Iterable[NodeId]) -> list[NodeId]:
         """The members of `nodes` that have not come past `next`."""
         return [node for node in nodes if self._markers.get(node, 0) <= self.next]
@@ -364,8 +387,26 @@ class ReadBuffer(Generic[Item]):
             # The loss ends before the next block that is here, and at the end of the epoch: the
             # next epoch has another nodeset, and so another verdict.
             end = min(known, self._heap[0][0]) if self._heap else known
+            end = min(end, self._proven_to(heard, grace_over))
+            if end <= self.next:
+                continue
             return self._gap(min(end - 1, self.next | ESN_MAX), GapKind.DATA_LOSS)
         return None
+
+    def _proven_to(self, heard: Set[NodeId], grace_over: bool) -> int:
+        """The end of the range for which a verdict counts, above all LSNs if it counts nobody out.
+
+        If it counts a node out and its status may be old, the silent nodes get the grace period
+        where that is enough without the status.
+        """
+        if self.proof is None or not self.proof.is_needed:
+            return LSN_MAX + 1
+        verdict = _amount(self.proof.cautious, heard - self._damaged, heard & self._damaged)
+        if verdict is not QuorumVerdict.NONE:
+            if verdict is not QuorumVerdict.INCOMPLETE or grace_over:
+                return LSN_MAX + 1
+            self.wants_grace = True
+        return self.proof.upto()
 
     def knows_upto(self, node: NodeId) -> int:
         """The end of `node`'s intact view above `next`: its marker, or its first damaged copy."""

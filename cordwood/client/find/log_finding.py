@@ -99,7 +99,7 @@ class LogFinding(ABC):
         check_loop(self._loop)
 
     @abstractmethod
-    def _want(self, members: Sequence[MemberInfo]) -> None:
+    def _want(self, members: Sequence[MemberInfo], asked_at: float) -> None:
         """See `cluster.Cluster`."""
 
     async def find_log(
@@ -215,7 +215,7 @@ class LogFinding(ABC):
             return known
 
     async def ask_log(self, key: AnyLog, create: bool, timeout_s: float) -> LogInfo:
-        mark, forgotten = self._known.mark(), self._forgotten
+        mark, forgotten, asked_at = self._known.mark(), self._forgotten, self._loop.time()
         call = FindLog("", False, int(key)) if isinstance(key, int) else FindLog(key, create)
         try:
             reply = await self._ask_nodes(call, timeout_s)
@@ -223,7 +223,7 @@ class LogFinding(ABC):
             self._forget(key)
             raise
         assert isinstance(reply, LogReply), "FindLog is answered with a log"
-        self._want(reply.members)
+        self._want(reply.members, asked_at)
         self._sure.clear()
         self._unanswered.pop(key, None)
         if forgotten != self._forgotten:
@@ -347,13 +347,14 @@ class LogFinding(ABC):
             connection = self.peers.get(node)
             if connection is None:
                 continue
+            asked_at = self._loop.time()
             try:
                 reply = await connection.call(AskNodesets(known.log_id), timeout_s=CHECK_S)
             except CordwoodError as error:
                 logger.debug("node %d was asked for nodesets of %s: %s", node, known.name, error)
                 continue
             if isinstance(reply, NodesetsReply) and reply.history and reply.epoch > known.epoch:
-                self._want(reply.members)
+                self._want(reply.members, asked_at)
                 newer = replace(known, history=tuple(reply.history), epoch=Epoch(reply.epoch))
                 self._known.put_epochs(newer)
                 return newer

@@ -23,6 +23,7 @@ from cordwood.block import Gap, GapKind
 from cordwood.client.blocks import HeldBlock
 from cordwood.client.cluster import Cluster, LogInfo
 from cordwood.client.own_loop import check_loop, check_loop_at_end
+from cordwood.client.read.counted_out import CountedOut
 from cordwood.client.read.read_access import ReadAccess, call_weakly
 from cordwood.client.read.read_grace import Grace
 from cordwood.client.read.read_health import HEALTH_S, ReadHealth
@@ -42,10 +43,10 @@ from cordwood.errors import AccessDenied, Closed, CordwoodError, Overloaded, Unk
 from cordwood.layout.key_bits import key_bits
 from cordwood.layout.reading import BlocksHead, GapRange, ReadStatus
 from cordwood.lsn import LSN_MAX, Lsn
-from cordwood.nodes import NodeId
+from cordwood.nodes import NodeId, Nodeset, Replication
 from cordwood.protocol.gap_detection import Delivery, ReadBuffer
 from cordwood.protocol.read_budget import ReadBudget
-from cordwood.quorum.f_majority import QuorumVerdict, weigh_replies
+from cordwood.quorum.f_majority import QuorumVerdict
 from cordwood.settings import ClientSettings
 from cordwood.wire.connection import Connection
 
@@ -186,6 +187,10 @@ class ReadStream(StreamItems):
             self._senders, self._cluster, tokens, weakref.WeakMethod(self._on_denied)
         )
         self._choice = self._senders.choice
+        self._buffer.proof = self._counted_out = CountedOut(
+            self._cluster, self._senders, self._buffer, weakref.WeakMethod(self._nodeset),
+            weakref.WeakMethod(self.on_news),
+        )  # fmt: skip
         self._overdue_since: float | None = None
         self._grace = Grace()
 
@@ -491,6 +496,8 @@ class ReadStream(StreamItems):
             return False
         if verdict in _MAY_COME and self._waits_for_silent():
             return False
+        if self._proven_upto(verdict) <= lsn:
+            return False
         self._tier_failed = None  # the next read tries objects again
         raise error
 
@@ -531,7 +538,10 @@ class ReadStream(StreamItems):
             return None
         if verdict in _MAY_COME and self._waits_for_silent():
             return None
-        gap = Gap(Lsn(self._buffer.next), Lsn(self._buffer.lost_up_to(lost.last, heard)), lost.kind)
+        last = min(lost.last, self._proven_upto(verdict) - 1)
+        if last < self._buffer.next:
+            return None
+        gap = Gap(Lsn(self._buffer.next), Lsn(self._buffer.lost_up_to(last, heard)), lost.kind)
         self._overdue_since = None
         self._buffer.pass_to(gap.last + 1)
         return gap
@@ -549,6 +559,10 @@ class ReadStream(StreamItems):
     def _weigh_lost(self) -> tuple[Set[NodeId], QuorumVerdict]:
         """The nodes that know that they have no record at `next`, and the verdict on them."""
         return self._buffer.weigh_lost(self._passed_by(), self._judge)
+
+    def _proven_upto(self, verdict: QuorumVerdict) -> int:
+        """See `CountedOut.lost_upto`."""
+        return self._counted_out.lost_upto(self._passed_by(), verdict, self._waits_for_silent)
 
     def _waits_for_silent(self) -> bool:
         """Whether silent nodes are still in their grace period, which begins here."""
@@ -609,7 +623,7 @@ class ReadStream(StreamItems):
         return self._queue is not None
 
     def on_news(self) -> None:
-        """The leader of a shared tail gave an item, or ended."""
+        """The leader of a shared tail gave an item, or ended; or newer statuses are known."""
         self._news.set()
 
     def may_conclude(self) -> bool:
@@ -622,15 +636,12 @@ class ReadStream(StreamItems):
         )
 
     def _judge(self, heard: Set[NodeId]) -> QuorumVerdict:
-        """See `gap_detection.Judge`; an epoch with an unknown nodeset proves nothing."""
-        found = self._cluster.nodeset_of(self.info, self._buffer.next >> 32)
-        # Without the nodeset, the nodes that may have stored it are not known.
-        if found is None:
-            return QuorumVerdict.NONE
-        # A node that sends is up, even if its status says otherwise.
-        away = self._cluster.statuses
-        sending = self._senders.sending() if away else ()
-        return weigh_replies(heard, *found, {n: s for n, s in away.items() if n not in sending})
+        """See `gap_detection.Judge`."""
+        return self._counted_out.judge(heard)
+
+    def _nodeset(self) -> tuple[Nodeset, Replication] | None:
+        """The nodeset of the epoch of `next`; None if it is not known."""
+        return self._cluster.nodeset_of(self.info, self._buffer.next >> 32)
 
     def _look_for_doubts(self) -> None:
         """Decide whether to ask for other copies of a missing record."""
@@ -649,6 +660,7 @@ class ReadStream(StreamItems):
             self._senders.look_for_slow(self.info.nodes_of(self._buffer.next >> 32))
         if self._overdue_since is None and self._is_overdue():
             self._overdue_since = self._loop.time()
+            self._counted_out.note()
             self._health.on_behind(self._overdue_since)
         if self._buffer.wants_grace:
             self._grace.begin(self._loop.time())

@@ -20,9 +20,10 @@ from cordwood.block import BlockKind, Gap, Record
 from cordwood.client.admin.positions import Positions
 from cordwood.client.append import pending_block
 from cordwood.client.blocks import HeldBlock
-from cordwood.client.read import read_stream, stream_items
+from cordwood.client.read import counted_out, stream_items
 from cordwood.client.read.arrow_batches import BatchGatherer
 from cordwood.client.read.consumer import Consumer
+from cordwood.client.read.counted_out import CountedOut
 from cordwood.client.read.delivered import with_keys
 from cordwood.client.read.hand import Hand, Made
 from cordwood.client.read.read_stream import ReadStream
@@ -326,8 +327,11 @@ BUGS = (
                                "is back with its data",
                at(may_be_back, within=node).instead(lambda members, sure: tuple(members)),
                scene="tests/client/read/test_authoritative_status.py"),
+    PlantedBug("counted-out-long-ago", "a reader counts nodes out by statuses from before their return",
+               at(CountedOut.upto).instead(lambda self: LSN_MAX + 1),
+               scene="tests/client/read/test_old_statuses.py"),
     PlantedBug("lost-are-down", "a reader waits for a node whose data is permanently lost",
-               at(weigh_replies, within=read_stream).around(_lost_are_down), scenario=reading_scenarios.LOST),
+               at(weigh_replies, within=counted_out).around(_lost_are_down), scenario=reading_scenarios.LOST),
     PlantedBug("at-work-is-done", "a consumer's position passes the item that a loop still "
                                   "works on",
                at(Hand.next_lsn).around(_at_work_is_done), scenario=scenarios.CONSUMERS),

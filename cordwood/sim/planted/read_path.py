@@ -13,7 +13,7 @@ from cordwood.block import BlockKind, Gap, GapKind
 from cordwood.client.blocks import HeldBlock
 from cordwood.client.cluster import Cluster
 from cordwood.client.find.log_info import LogInfo as LogInfo
-from cordwood.client.read import read_stream
+from cordwood.client.read import counted_out
 from cordwood.client.read.consumer import Consumer
 from cordwood.client.read.read_stream import ReadStream
 from cordwood.client.read.senders import Senders
@@ -253,7 +253,7 @@ BUGS = (
 
 EMPTY_IS_FULL = PlantedBug(
     "empty-is-full", "a reader waits for a node whose data was rebuilt elsewhere",
-    at(weigh_replies, within=read_stream).around(_empty_is_full),
+    at(weigh_replies, within=counted_out).around(_empty_is_full),
 )  # fmt: skip
 EPOCH_GUESSED = PlantedBug(
     "epoch-guessed", "a reader treats an unknown nodeset as equal to the nodeset before",
