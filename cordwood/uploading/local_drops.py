@@ -41,6 +41,9 @@ logger = logging.getLogger(__name__)
 LOOK_BYTES = 1 << 20
 """The first head shows whether a node has a block of a range."""
 
+BEFORE_ALL = 1 << 32
+"""The place `e1n0`. No record has it or a lower one."""
+
 
 class LocalDrops:
     """See the module; `run` does the work.
@@ -326,11 +329,13 @@ class LocalDrops:
 
     async def _holds(self, log: int, first: int, last: int) -> bool:
         """Whether this node has a record in a range. A damaged copy counts: it may be repaired, and
-        may be the last one.
+        may be the last one. A copy that its WAL lost counts too, until the node is healed.
 
         Trap: a read may end with copies that do not count, as of an epoch's end that was recovered
         without this node. Copies that count may follow.
         """
+        if self._engine.damage and last > BEFORE_ALL:
+            return True
         while first <= last:
             run = await self._engine.reader.read(
                 log, first, last, lambda block: Reading.HEAD, bytes_max=LOOK_BYTES, blocks_max=1

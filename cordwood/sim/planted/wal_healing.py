@@ -14,6 +14,7 @@ from cordwood.sim.planted.scenarios import WAL_LOST
 from cordwood.storage.repair import wal_healing
 from cordwood.storage.repair.repairs import Repairs
 from cordwood.storage.repair.wal_healing import WalHealing
+from cordwood.uploading.local_drops import LocalDrops
 
 
 async def _planned_only(right: Any, self: Repairs, log: int, first: int, last: int) -> RepairPlan:
@@ -39,6 +40,16 @@ async def _never_mine(self: Repairs, log: int) -> bool:
     return False
 
 
+async def _holds_what_its_wal_has(
+    right: Any, self: LocalDrops, log: int, first: int, last: int
+) -> bool:
+    damage, self._engine.damage = self._engine.damage, ""
+    try:
+        return bool(await right(self, log, first, last))
+    finally:
+        self._engine.damage = damage
+
+
 BUGS = (
     PlantedBug("heal-stores-nothing", "losses of a WAL are reported healed although nothing was "
                                       "stored",
@@ -56,4 +67,8 @@ BUGS = (
     PlantedBug("heal-nodesets-unread", "a node does not regard itself as a member of the "
                                        "nodesets of its lost records",
                at(Repairs.may_hold).instead(_never_mine), scenario=WAL_LOST),
+    PlantedBug("heal-after-local-drops", "a node that is not healed lets go of what main storage lost, "
+                                         "because its WAL lost the copies",
+               at(LocalDrops._holds).around(_holds_what_its_wal_has),
+               scene="tests/storage/test_healed_losses.py"),
 )  # fmt: skip

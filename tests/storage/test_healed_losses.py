@@ -1,0 +1,90 @@
+"""What a node that is healed after a loss in its WAL does with what main storage lost."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Iterable
+from dataclasses import replace
+
+import pytest
+from cluster_at_hand import BUCKET, ClusterAtHand, simulate, until
+from swaps import swap_value
+from test_lost_in_main_storage import STORAGE, TIER, TIERED, holders, write
+
+from cordwood.nodes import NodeId
+from cordwood.sim import damage
+from cordwood.sim.holdings import held_blocks
+from cordwood.sim.planted import find_bug, planted
+from cordwood.tier.log_manifest import LogManifest
+from cordwood.tier.repair import repair_log
+
+IN_THE_WAL = replace(STORAGE, flush_age_s=3600.0, flush_quiet_s=60.0, scrub_bytes_s=0)
+"""A node with these keeps its blocks in its WAL until a new start."""
+
+
+async def copyset_of(cluster: ClusterAtHand, log: int) -> list[NodeId]:
+    """The one copyset of all blocks of a log."""
+    found: set[tuple[int, ...]] = set()
+    for node in cluster.running.values():
+        found |= {tuple(b.envelope.copyset) for b in await held_blocks(node.engine, log)}
+    (copyset,) = found
+    return [NodeId(node) for node in copyset]
+
+
+async def lose(cluster: ClusterAtHand, which: Iterable[int]) -> tuple[int, int]:
+    """Main storage loses some objects of log 1 for ever. Returns the lost range."""
+    host = cluster.client_host()
+    bucket = await cluster.open_objects(host, BUCKET)
+    names = [name for name in cluster.bucket.names() if name.endswith(".parquet")]
+    for at in which:
+        cluster.bucket.delete(names[at])
+    manifest = LogManifest(bucket, 1, host, "operator")
+    (hole,) = (await repair_log(bucket, manifest, 1, accept=True)).holes
+    return hole
+
+
+def rot_wal(
+    cluster: ClusterAtHand, node: NodeId, most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The WAL of a stopped node loses up to `most` records."""
+    swap_value(monkeypatch, lambda: damage.RECORDS_MAX, most)
+    assert damage.damage_wal(cluster.machine(node).disk, random.Random(2))
+
+
+def test_a_node_lets_go_of_nothing_that_its_wal_lost_before_it_is_healed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It found no copy there and let go. Then it took none from the node that came back, and that
+    node had the only copies."""
+
+    async def scene(cluster: ClusterAtHand) -> None:
+        async with cluster.client() as store:
+            await store.create_log("log", attributes=TIERED)
+            await write(store, 20)
+        damaged, other = await copyset_of(cluster, 1)
+        await asyncio.sleep(3)
+        cluster.kill(damaged)
+        cluster.kill(other)
+        rot_wal(cluster, damaged, 10**6, monkeypatch)
+        first, last = await lose(cluster, [1])
+        cluster.storages[damaged] = STORAGE
+        await cluster.start(damaged)
+        node = cluster.running[damaged]
+        assert node.engine.damage
+        assert not await holders(cluster, first, last)
+        # It gets new blocks, so that a partition behind the lost range can go.
+        async with cluster.client(timeout_s=30) as store:
+            await write(store, 10)
+        await asyncio.sleep(75)
+        assert node.engine.damage
+        await cluster.start(other)
+        await until(lambda: not node.engine.damage, timeout_s=100)
+        assert set(await holders(cluster, first, last)) == {damaged, other}
+
+    def run() -> None:
+        simulate(scene, nodes=3, copies=2, storage=IN_THE_WAL, tier=TIER, seed=1)
+
+    run()
+    with planted(find_bug("heal-after-local-drops")), pytest.raises(AssertionError):
+        run()
