@@ -469,7 +469,7 @@ class Node:
             return self._gossip.dead
 
         ask = partial(ask_sequencer, self._peers, self.settings.node, dead)
-        self._repairs.connect(self._fetches, ask, dead)
+        self._repairs.connect(self._fetches, ask, lambda: self._tiering.drops, dead)
         self._healing.connect(self._peers, dead)
         self._states = NodeStates()
         self._gossip = Gossip(

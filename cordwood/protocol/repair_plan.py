@@ -16,6 +16,7 @@ A range is *whole* if nothing else can be missing there. One of two facts shows 
 
 A node that let go of the range, because main storage held it, has no copy there, and is not sure:
 main storage may have lost the range since. Then the nodes that still hold it have the only copies.
+`Past` says how such nodes count.
 
 Records that other nodes trimmed are left alone: this node takes them for damaged until it hears of
 the trim. No trimmed record is stored again.
@@ -26,6 +27,7 @@ blocks: a corrupt replica is removed after a good one is stored.
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import NamedTuple, TypeVar
 
@@ -33,6 +35,7 @@ from cordwood.block import BlockHeader, Envelope, EnvelopeFlag
 from cordwood.lsn import LSN_MAX
 from cordwood.nodes import Authority, NodeId, Nodeset, Replication
 from cordwood.protocol.rebuild_compare import rank_of
+from cordwood.quorum.authority import HAS_DATA
 from cordwood.quorum.f_majority import weigh_replies
 
 Range = TypeVar("Range", bound=Hashable)
@@ -81,6 +84,14 @@ class Said(NamedTuple):
     gone: int = 0
     upto: int = LSN_MAX
     let_go: int = 0
+
+
+class Past(enum.Enum):
+    """How nodes count that let go of a range: they have no copy there, and never say more."""
+
+    SILENT = "as silent nodes: the range stays unknown here until this node lets go of it too"
+    SURE = "among the nodes that know their copies: main storage has the range"
+    EMPTY = "as SURE, but only once no other node with data is silent: main storage lost the range"
 
 
 class Take(NamedTuple):
@@ -136,7 +147,7 @@ def plan_repair(
     statuses: Mapping[NodeId, Authority],
     known: BlockHeader | None = None,
     *,
-    believes_let_go: bool = False,
+    past: Past = Past.SILENT,
 ) -> RepairPlan:
     """The blocks to store again in `[first, last]`.
 
@@ -147,9 +158,7 @@ def plan_repair(
         statuses: of nodes that are not fully authoritative.
         known: the header of the block that rotted, where all of the range is that block and its
             index entry can be read.
-        believes_let_go: a node that let go of the range counts among those that know their copies:
-            it has none, and never says more. Otherwise the range stays unknown here until this node
-            lets go of it too.
+        past: how nodes count that let go of the range.
     """
     gone = max((each.gone for each in said.values()), default=0)
     start = max(first, gone + 1)
@@ -184,17 +193,27 @@ def plan_repair(
         waits = "" if is_found else _WANTED.format([int(node) for node in sorted(said)])
         return RepairPlan(start, tuple(takes), is_found, waits, last)
     # Where it is not known what rotted, only an f-majority can say that nothing is missing.
-    sure = {
-        node
-        for node, each in said.items()
-        if each.is_sure and (believes_let_go or each.let_go < start)
-    } - {me}
+    let_go = {node for node, each in said.items() if each.let_go >= start} - {me}
+    sure = {node for node, each in said.items() if each.is_sure} - let_go - {me}
     for nodeset, replication in epochs:
-        if not weigh_replies(sure, nodeset, replication, statuses).is_f_majority:
-            lacking = sorted(set(nodeset.nodes) - sure - {me})
-            waits = f"nodes {[int(n) for n in lacking]} do not say all that they hold there"
-            return RepairPlan(start, tuple(takes), is_whole=False, waits=waits, last=last)
+        if weigh_replies(sure, nodeset, replication, statuses).is_f_majority:
+            continue
+        lacking = set(nodeset.nodes) - sure - {me}
+        if past is not Past.SILENT:
+            lacking -= let_go
+            # Trap: where main storage lost the range, a member that let go does not stand for the
+            # copyset. A silent member may have the only copy.
+            is_awaited = past is Past.EMPTY and any(_has_data(each, statuses) for each in lacking)
+            verdict = weigh_replies(sure | let_go, nodeset, replication, statuses)
+            if verdict.is_f_majority and not is_awaited:
+                continue
+        waits = f"nodes {[int(n) for n in sorted(lacking)]} do not say all that they hold there"
+        return RepairPlan(start, tuple(takes), is_whole=False, waits=waits, last=last)
     return RepairPlan(start, tuple(takes), is_whole=True, last=last)
+
+
+def _has_data(node: NodeId, statuses: Mapping[NodeId, Authority]) -> bool:
+    return statuses.get(node, Authority.FULLY_AUTHORITATIVE) in HAS_DATA
 
 
 _TRIMMED = "it is trimmed on other nodes, and not here yet"

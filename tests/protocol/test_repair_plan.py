@@ -12,6 +12,7 @@ from cordwood.protocol.repair_plan import (
     PAUSE_FIRST_S,
     PAUSE_MAX_S,
     HeldCopy,
+    Past,
     RepairPlan,
     RepairTurns,
     Said,
@@ -149,9 +150,38 @@ def test_a_node_that_let_go_does_not_know_whether_a_range_is_whole() -> None:
     assert plan({2: let_go, 3: Said([copy(10)])}, known=KNOWN).is_whole
     below = Said((), let_go=E + 9)
     assert plan({2: below, 3: Said([copy(10)]), 4: NOTHING}).is_whole
-    by_node = {NodeId(2): let_go, NodeId(3): NOTHING, NodeId(4): NOTHING}
-    epochs = [(FIVE, Replication(3))]
-    assert plan_repair(E + 10, E + 20, ME, by_node, (), epochs, {}, believes_let_go=True).is_whole
+
+
+LET_GO = Said((), let_go=E + 20)
+
+
+@pytest.mark.parametrize(
+    ("said", "gone", "whole"),
+    [
+        ({2: LET_GO, 3: NOTHING, 4: NOTHING}, (), {Past.SURE}),  # node 5 may have the only copy
+        ({2: LET_GO, 3: NOTHING, 4: NOTHING, 5: NOTHING}, (), {Past.SURE, Past.EMPTY, Past.SILENT}),
+        ({2: LET_GO, 3: LET_GO, 4: NOTHING, 5: NOTHING}, (), {Past.SURE, Past.EMPTY}),
+        ({2: LET_GO, 3: LET_GO, 4: LET_GO, 5: LET_GO}, (), {Past.SURE, Past.EMPTY}),
+        ({2: LET_GO, 3: LET_GO, 4: NOTHING}, (5,), {Past.SURE, Past.EMPTY}),
+        ({2: LET_GO, 3: NOTHING, 4: NOTHING, 5: Said((), is_sure=False)}, (), {Past.SURE}),
+        ({2: NOTHING, 3: NOTHING, 4: NOTHING}, (), {Past.SURE, Past.EMPTY, Past.SILENT}),
+        ({2: LET_GO, 3: NOTHING}, (), set()),
+        ({2: LET_GO}, (4, 5), set()),
+    ],
+)
+def test_nodes_that_let_go_count_by_what_main_storage_has(
+    said: dict[int, Said], gone: tuple[int, ...], whole: set[Past]
+) -> None:
+    by_node = {NodeId(node): each for node, each in said.items()}
+    statuses = {NodeId(node): Authority.UNDER_REPLICATED for node in gone}
+    found = {
+        past
+        for past in Past
+        if plan_repair(
+            E + 10, E + 20, ME, by_node, (), [(FIVE, Replication(3))], statuses, past=past
+        ).is_whole
+    }
+    assert found == whole
 
 
 def replace_gone(said: Said, gone: int) -> Said:

@@ -88,3 +88,46 @@ def test_a_node_lets_go_of_nothing_that_its_wal_lost_before_it_is_healed(
     run()
     with planted(find_bug("heal-after-local-drops")), pytest.raises(AssertionError):
         run()
+
+
+@pytest.mark.slow
+def test_a_node_is_not_healed_while_a_silent_node_may_have_what_main_storage_lost(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Another member had let go of it, and stood for the copyset. So the node counted as whole, and
+    as the next donor it said that it had all of the third member's copies."""
+
+    async def scene(cluster: ClusterAtHand) -> None:
+        async with cluster.client() as store:
+            await store.create_log("log", attributes=TIERED)
+            await write(store, 20)
+            damaged, past, away = await copyset_of(cluster, 1)
+            cluster.storages[past] = STORAGE
+            cluster.kill(past)
+            await cluster.start(past)
+            await asyncio.sleep(1)
+            await write(store, 10)
+            await asyncio.sleep(75)
+        first, last = await lose(cluster, [1])
+        assert cluster.running[past].engine.gone_of(1) >= last
+        before = await holders(cluster, first, last)
+        assert set(before) == {damaged, away}
+        cluster.kill(away)
+        cluster.kill(damaged)
+        rot_wal(cluster, damaged, 200, monkeypatch)
+        await cluster.start(damaged)
+        node = cluster.running[damaged]
+        assert (await holders(cluster, first, last)).get(damaged, []) != before[damaged]
+        await asyncio.sleep(10)
+        waits = f"nodes [{away}] do not say all that they hold there, and main storage lost it"
+        assert waits in node._rebuild._healing().waits
+        await cluster.start(away)
+        await until(lambda: not node.engine.damage)
+        assert await holders(cluster, first, last) == before
+
+    def run() -> None:
+        simulate(scene, nodes=5, copies=3, storage=IN_THE_WAL, tier=TIER, seed=1)
+
+    run()
+    with planted(find_bug("heal-believes-let-go")), pytest.raises(AssertionError):
+        run()

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from cordwood.protocol.repair_plan import RepairPlan
+from cordwood.protocol import repair_plan
+from cordwood.protocol.repair_plan import Past, RepairPlan
 from cordwood.protocol.wal_heal import HealBook, is_settled
 from cordwood.sim.planted.bug import PlantedBug, at
 from cordwood.sim.planted.scenarios import WAL_LOST
-from cordwood.storage.repair import wal_healing
+from cordwood.storage.repair import repairs, wal_healing
 from cordwood.storage.repair.repairs import Repairs
 from cordwood.storage.repair.wal_healing import WalHealing
 from cordwood.uploading.local_drops import LocalDrops
@@ -50,6 +51,11 @@ async def _holds_what_its_wal_has(
         self._engine.damage = damage
 
 
+def _let_go_is_sure(right: Any, *of: Any, past: Past = Past.SILENT, **more: Any) -> RepairPlan:
+    found: RepairPlan = right(*of, past=Past.SURE if past is Past.EMPTY else past, **more)
+    return found
+
+
 BUGS = (
     PlantedBug("heal-stores-nothing", "losses of a WAL are reported healed although nothing was "
                                       "stored",
@@ -70,5 +76,9 @@ BUGS = (
     PlantedBug("heal-after-local-drops", "a node that is not healed lets go of what main storage lost, "
                                          "because its WAL lost the copies",
                at(LocalDrops._holds).around(_holds_what_its_wal_has),
+               scene="tests/storage/test_healed_losses.py"),
+    PlantedBug("heal-believes-let-go", "a node is healed although a silent node may have the only "
+                                       "copies of what main storage lost",
+               at(repair_plan.plan_repair, within=repairs).around(_let_go_is_sure),
                scene="tests/storage/test_healed_losses.py"),
 )  # fmt: skip

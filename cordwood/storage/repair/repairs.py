@@ -25,6 +25,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence, Set
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -43,6 +44,7 @@ from cordwood.nodes import Authority, Member, NodeId, Nodeset, Replication
 from cordwood.protocol.rebuild_flow import BLOCK_COST_BYTES, BURST_S
 from cordwood.protocol.repair_plan import (
     HeldCopy,
+    Past,
     RepairPlan,
     RepairTurns,
     Said,
@@ -53,6 +55,7 @@ from cordwood.protocol.repair_plan import (
 from cordwood.protocol.write_pace import TokenBucket
 from cordwood.storage.logs_db.partition import Part
 from cordwood.storage.rebuild.epoch_nodesets import ReadRecord, asked_nodesets, told_nodesets
+from cordwood.storage.rebuild.main_copies import FindMain
 from cordwood.storage.repair.copy_fetch import CopyFetches
 from cordwood.storage.repair.sequencer_question import next_logs
 from cordwood.storage.scrub.rotten_heads import rotten_heads
@@ -117,6 +120,7 @@ class Repairs:
         self._stirred = 0  # the log whose sequencer was asked last
         self._fetches: CopyFetches
         self._ask_sequencer: AskSequencer
+        self._main: FindMain
         self._dead: Callable[[], Set[NodeId]] = frozenset
         self._logs.damages.on_noted = self._changed.set
         self._logs.on_rot = self._on_rot
@@ -125,11 +129,13 @@ class Repairs:
         self,
         fetches: CopyFetches,
         ask_sequencer: AskSequencer,
+        main: FindMain,
         dead: Callable[[], Set[NodeId]] = frozenset,
     ) -> None:
-        """Take the ways to other nodes, which exist only after the store. Dead nodes are not
-        asked."""
+        """Take the ways to other nodes and to main storage, which exist only after the store. Dead
+        nodes are not asked."""
         self._fetches = fetches
+        self._main = main
         self._ask_sequencer = ask_sequencer
         self._dead = dead
 
@@ -266,23 +272,23 @@ class Repairs:
 
         The range need not be noted as damaged. Blocks that other nodes trimmed are left out, and
         this is no reason to wait: this node need not hold them either. Nor does it wait for nodes
-        that let go of a place: they never say more of it.
+        that let go of a place: they never say more of it. But where main storage lost the place,
+        it waits for every other node with data. What lies behind such a place is stored meanwhile.
 
         Raises:
             CordwoodError: LogsDB cannot be read or written, or no holder has a good copy.
         """
         takes: list[Take] = []
-        start = first
+        start, waits = first, ""
         while start <= last:
-            plan = await self._plan_range(log, start, last, known=None, believes_let_go=True)
+            plan = await self._plan_range(log, start, last, known=None, past=Past.EMPTY)
             if plan.start > last:
                 break
             await self._take(log, plan.takes, digest=False)
             takes += plan.takes
-            if not plan.is_whole:
-                return plan._replace(takes=tuple(takes))
+            waits = waits or plan.waits
             start = plan.last + 1
-        return RepairPlan(first, tuple(takes), is_whole=True)
+        return RepairPlan(first, tuple(takes), not waits, waits)
 
     async def _plan(self, damaged: DamagedRange, first: int, *, digest: bool) -> RepairPlan:
         known = await self._known(damaged)
@@ -296,7 +302,7 @@ class Repairs:
         known: BlockHeader | None,
         *,
         digest: bool = False,
-        believes_let_go: bool = False,
+        past: Past = Past.SILENT,
     ) -> RepairPlan:
         """See `protocol.repair_plan`; of a range with many blocks only the first part is planned.
 
@@ -314,9 +320,7 @@ class Repairs:
         said = await self._ask(log, first, last, nodes, digest=digest)
         start, upto = part_to_plan(first, last, said)
         if start > upto:
-            return await self._plan_range(
-                log, start, last, known, digest=digest, believes_let_go=believes_let_go
-            )
+            return await self._plan_range(log, start, last, known, digest=digest, past=past)
         last = upto
         statuses = {
             member.node: member.authority
@@ -324,10 +328,29 @@ class Repairs:
             if member.authority is not Authority.FULLY_AUTHORITATIVE
         }
         mine = await self._mine(log, first, last)
-        return plan_repair(
-            first, last, self._me, said, mine, epochs, statuses, known,
-            believes_let_go=believes_let_go,
-        )  # fmt: skip
+        planned = partial(plan_repair, me=self._me, said=said, mine=mine, epochs=epochs,
+                          statuses=statuses, known=known)  # fmt: skip
+        plan = planned(first, last, past=past)
+        is_past = any(each.let_go >= plan.start for each in said.values())
+        if plan.is_whole or past is not Past.EMPTY or not is_past:
+            return plan
+        try:
+            upto, is_there = await self._main_has(log, plan.start, last)
+        except CordwoodError as error:
+            return plan._replace(waits=f"{plan.waits}, and main storage does not answer: {error}")
+        plan = planned(first, upto, past=Past.SURE if is_there else Past.EMPTY)
+        waits = f"{plan.waits}, and main storage lost it" if not is_there else plan.waits
+        return plan._replace(waits=waits if plan.waits else "")
+
+    async def _main_has(self, log: int, first: int, last: int) -> tuple[int, bool]:
+        """Whether main storage has the first part of a range, and where this part ends.
+
+        Raises:
+            CordwoodError: see `MainCopies.lacks`.
+        """
+        for start, end in sorted(await self._main().lacks(log, first, last)):
+            return (min(end, last), False) if start <= first else (start - 1, True)
+        return last, True
 
     async def _epochs(
         self, log: int, first: int, last: int
