@@ -136,7 +136,7 @@ async def _plan(directory: str, logs: int) -> tuple[float, float, int, int]:
 class _NoMainStorage:
     """No log is in main storage."""
 
-    async def refresh(self) -> None:
+    async def refresh(self, *, anew: bool) -> None:
         pass
 
     def may_have(self, log: int) -> bool:

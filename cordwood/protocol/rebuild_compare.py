@@ -87,7 +87,7 @@ def compare(block: Held, me: int, losses: Losses, words: Mapping[int, Word]) -> 
         block: as the donor has it. Its `wave` is the rank of the donor's envelope.
         words: the answers, by node.
     """
-    lost = losses.lacks(block)
+    lost = losses.lacks(block) - losses.absent
     others = [node for node in block.copyset if node != me and node not in lost]
     silent = tuple(node for node in others if node not in words)
     if silent:

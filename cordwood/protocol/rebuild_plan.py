@@ -70,6 +70,8 @@ class Losses:
             them.
         unsure: nodes that lost records and go on: they may lack what envelopes say they have.
         lacking: of these, the nodes that lack the block at hand, as they say themselves.
+        absent: of these, nodes that have no copy although they know all their copies. They may lack
+            it because the donor's copy is left over.
         shares: what nodes give to emptier ones, see `protocol.rebalance_plan`.
     """
 
@@ -80,6 +82,7 @@ class Losses:
     barred: frozenset[int]
     unsure: frozenset[int] = frozenset()
     lacking: frozenset[int] = frozenset()
+    absent: frozenset[int] = frozenset()
     shares: tuple[Transfer, ...] = ()
     awaited: frozenset[int] = frozenset()
     giving: frozenset[int] = frozenset()

@@ -113,8 +113,10 @@ class LocalDrops:
             if (cached := self._engine.cache.get(log)) is not None:
                 cached.letting_go = 0
 
-    async def refresh(self) -> None:
+    async def refresh(self, *, anew: bool) -> None:
         """See `MainCopies`."""
+        if anew:
+            self._copies.forget()
         if not self._objects.address:
             return
         try:

@@ -48,6 +48,10 @@ class MainLooks:
         self._ask_trim = ask_trim
         self._looks: dict[int, _Look] = {}
 
+    def forget(self) -> None:
+        """Have manifests that were read before count no more."""
+        self._looks.clear()
+
     async def lacks(self, log: int, first: int, last: int) -> Sequence[tuple[int, int]]:
         """See `MainCopies`. A node without main storage believes the nodes that let go."""
         look = await self._look(log) if self._objects.address else None

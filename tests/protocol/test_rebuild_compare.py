@@ -74,6 +74,11 @@ def test_the_word_of_a_node_that_lost_records_says_nothing_against_a_copy() -> N
     assert compare(BLOCK, 1, lacking, {2: Word(Has.NO)}).finding is Finding.MOVE
 
 
+def test_a_member_that_knows_that_it_lacks_a_block_may_show_that_the_copy_is_left_over() -> None:
+    absent = replace(LOSSES, lacking=frozenset({2}), absent=frozenset({2}))
+    assert compare(BLOCK, 1, absent, {2: Word(Has.NO)}).finding is Finding.LEFT_OVER
+
+
 def test_a_block_without_a_whole_copyset_is_all_its_holders() -> None:
     """A donor on node 3 moved it to node 5, and then to node 4, and was lost before it told all."""
     words = {2: Word(Has.YES, 3, (3, 1, 5)), 5: Word(Has.YES, 5, (3, 4, 5)), 4: Word(Has.NO)}

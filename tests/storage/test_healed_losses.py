@@ -4,44 +4,27 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Iterable
 from dataclasses import replace
 
 import pytest
-from cluster_at_hand import BUCKET, ClusterAtHand, simulate, until
+from cluster_at_hand import ClusterAtHand, simulate, until
 from swaps import swap_value
-from test_lost_in_main_storage import STORAGE, TIER, TIERED, holders, write
+from test_lost_in_main_storage import (
+    STORAGE,
+    TIER,
+    TIERED,
+    copyset_of,
+    holders,
+    lose_objects,
+    write,
+)
 
 from cordwood.nodes import NodeId
 from cordwood.sim import damage
-from cordwood.sim.holdings import held_blocks
 from cordwood.sim.planted import find_bug, planted
-from cordwood.tier.log_manifest import LogManifest
-from cordwood.tier.repair import repair_log
 
 IN_THE_WAL = replace(STORAGE, flush_age_s=3600.0, flush_quiet_s=60.0, scrub_bytes_s=0)
 """A node with these keeps its blocks in its WAL until a new start."""
-
-
-async def copyset_of(cluster: ClusterAtHand, log: int) -> list[NodeId]:
-    """The one copyset of all blocks of a log."""
-    found: set[tuple[int, ...]] = set()
-    for node in cluster.running.values():
-        found |= {tuple(b.envelope.copyset) for b in await held_blocks(node.engine, log)}
-    (copyset,) = found
-    return [NodeId(node) for node in copyset]
-
-
-async def lose(cluster: ClusterAtHand, which: Iterable[int]) -> tuple[int, int]:
-    """Main storage loses some objects of log 1 for ever. Returns the lost range."""
-    host = cluster.client_host()
-    bucket = await cluster.open_objects(host, BUCKET)
-    names = [name for name in cluster.bucket.names() if name.endswith(".parquet")]
-    for at in which:
-        cluster.bucket.delete(names[at])
-    manifest = LogManifest(bucket, 1, host, "operator")
-    (hole,) = (await repair_log(bucket, manifest, 1, accept=True)).holes
-    return hole
 
 
 def rot_wal(
@@ -67,7 +50,7 @@ def test_a_node_lets_go_of_nothing_that_its_wal_lost_before_it_is_healed(
         cluster.kill(damaged)
         cluster.kill(other)
         rot_wal(cluster, damaged, 10**6, monkeypatch)
-        first, last = await lose(cluster, [1])
+        first, last = await lose_objects(cluster, slice(1, 2))
         cluster.storages[damaged] = STORAGE
         await cluster.start(damaged)
         node = cluster.running[damaged]
@@ -108,7 +91,7 @@ def test_a_node_is_not_healed_while_a_silent_node_may_have_what_main_storage_los
             await asyncio.sleep(1)
             await write(store, 10)
             await asyncio.sleep(75)
-        first, last = await lose(cluster, [1])
+        first, last = await lose_objects(cluster, slice(1, 2))
         assert cluster.running[past].engine.gone_of(1) >= last
         before = await holders(cluster, first, last)
         assert set(before) == {damaged, away}

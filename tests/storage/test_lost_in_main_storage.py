@@ -47,6 +47,27 @@ async def holders(cluster: ClusterAtHand, first: int, last: int) -> dict[NodeId,
     return {number: here for number, here in found.items() if here}
 
 
+async def copyset_of(cluster: ClusterAtHand, log: int) -> list[NodeId]:
+    """The one copyset of all blocks of a log."""
+    found: set[tuple[int, ...]] = set()
+    for node in cluster.running.values():
+        found |= {tuple(b.envelope.copyset) for b in await held_blocks(node.engine, log)}
+    (copyset,) = found
+    return [NodeId(node) for node in copyset]
+
+
+async def lose_objects(cluster: ClusterAtHand, which: slice) -> tuple[int, int]:
+    """Main storage loses some objects of log 1 for ever. Returns the lost range."""
+    host = cluster.client_host()
+    bucket = await cluster.open_objects(host, BUCKET)
+    names = [name for name in cluster.bucket.names() if name.endswith(".parquet")]
+    for name in names[which]:
+        cluster.bucket.delete(name)
+    manifest = LogManifest(bucket, 1, host, "operator")
+    (hole,) = (await repair_log(bucket, manifest, 1, accept=True)).holes
+    return hole
+
+
 async def write(store: Store, count: int) -> None:
     """Append records for some seconds."""
     for number in range(count):

@@ -5,6 +5,7 @@ Source: docs/sources/logdevice.md 2.9; docs/sources/bookkeeper.md (d), (f); docs
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -20,7 +21,7 @@ from cordwood.nodes import Authority, NodeId, Nodeset, Replication
 from cordwood.protocol import event_log
 from cordwood.protocol.event_log import Verdict
 from cordwood.protocol.rebalance_plan import plan_given
-from cordwood.protocol.rebuild_compare import Has
+from cordwood.protocol.rebuild_compare import Has, Word
 from cordwood.protocol.rebuild_flow import RebuildFlow
 from cordwood.protocol.rebuild_plan import (
     Held,
@@ -46,7 +47,7 @@ from cordwood.storage.rebuild import admission, donor_look, moves, role
 from cordwood.storage.rebuild.copy_questions import CopyQuestions, Report
 from cordwood.storage.rebuild.donor import Donor
 from cordwood.storage.rebuild.donor_look import DonorLook, is_given_up
-from cordwood.storage.rebuild.donor_pass import Pass
+from cordwood.storage.rebuild.donor_pass import Doubted, Pass
 from cordwood.storage.rebuild.epoch_nodesets import EpochNodesets
 from cordwood.storage.rebuild.moves import Moves, _Work
 from cordwood.storage.rebuild.role import RebuildRole
@@ -54,6 +55,7 @@ from cordwood.storage.rebuild.staged_moves import StagedMoves
 from cordwood.storage.refusals import refusal_of
 from cordwood.storage.repair.repairs import Repairs
 from cordwood.storage.staging.staged_index import StagedBlock
+from cordwood.uploading.local_drops import LocalDrops
 
 
 async def _unawaited(
@@ -264,7 +266,42 @@ _UNCONFIRMED = at(Moves._confirm).instead(_unasked)
 
 def _of_this_pass(right: Any, self: Donor) -> DonorState:
     state: DonorState = right(self)
-    return replace(state, blocked=self._pass.blocked if self._pass is not None else "")
+    return dataclasses.replace(state, blocked=self._pass.blocked if self._pass is not None else "")
+
+
+async def _counts_on_no(
+    right: Any,
+    self: CopyQuestions,
+    log: int,
+    blocks: Sequence[Held],
+    losses: Losses,
+    report: Report,
+) -> list[Losses | None]:
+    found: list[Losses | None] = await right(self, log, blocks, losses, report)
+    return [
+        e and dataclasses.replace(e, lacking=e.lacking - e.absent, absent=frozenset())
+        for e in found
+    ]
+
+
+async def _no_is_no_doubt(right: Any, self: DonorLook, doubted: Doubted, now: Pass) -> bool:
+    ask = self._ask
+
+    async def without_no(node: int, blocks: Sequence[Held]) -> Sequence[Word] | None:
+        words = await ask(node, blocks)
+        return words and [
+            each._replace(has=Has.YES) if each.has is Has.NO else each for each in words
+        ]
+
+    self._ask = without_no
+    try:
+        return bool(await right(self, doubted, now))
+    finally:
+        self._ask = ask
+
+
+async def _keeps_its_looks(right: Any, self: LocalDrops, *, anew: bool) -> None:
+    await right(self, anew=False)
 
 
 BUGS = (
@@ -383,4 +420,13 @@ BUGS = (
     PlantedBug("lost-node-gives", "the first node of a copyset is its donor even if it is lost",
                at(Losses.donor).around(_lost_may_give),
                scenario=TWO_COPIES_LOST),
+    PlantedBug("rebuild-counts-on-no", "a donor leaves what main storage lost to a member that says that "
+               "it has no copy", at(CopyQuestions.told_losses).around(_counts_on_no),
+               scene="tests/storage/test_drained_losses.py"),
+    PlantedBug("rebuild-no-is-no-doubt", "a donor trusts a member before it that began anew and lacks "
+               "a block", at(DonorLook._is_past).around(_no_is_no_doubt),
+               scene="tests/storage/test_drained_losses.py"),
+    PlantedBug("rebuild-by-old-looks", "a donor believes that main storage has a block, by a look from "
+               "before its order", at(LocalDrops.refresh).around(_keeps_its_looks),
+               scene="tests/storage/test_drained_losses.py"),
 )  # fmt: skip

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import compress
 
 from cordwood.errors import CordwoodError
 from cordwood.layout.log_questions import AskCopies, CopiesReply
@@ -112,6 +113,55 @@ class CopyQuestions:
             report.trouble = f"log {log}: main storage does not say what it has: {error}"
             return None
         return [not any(a <= each.last and each.first <= b for a, b in lacks) for each in blocks]
+
+    async def told_losses(
+        self, log: int, blocks: Sequence[Held], losses: Losses, report: Report
+    ) -> list[Losses | None]:
+        """The lost members of each block of a log, including members that lack it as they say
+        themselves; None if a member that matters, or main storage, does not say."""
+        is_past = log in losses.past
+        doubts: dict[int, frozenset[int]] = {}
+        for at, held in enumerate(blocks):
+            if found_doubts := losses.doubting(held, is_past).doubts(held, self._me):
+                doubts[at] = found_doubts
+        found: list[Losses | None] = [losses] * len(blocks)
+        if not doubts:
+            return found
+        some = [blocks[at] for at in doubts]
+        asked = frozenset[int]().union(*doubts.values())
+        words = await self.ask(log, some, asked, losses)
+        told = [
+            {node: word for node, word in each.items() if node in nodes}
+            for each, nodes in zip(by_block(words, len(some)), doubts.values(), strict=True)
+        ]
+        # Trap: a member that began anew after main storage had the block says NO.
+        in_doubt = [
+            has_let_go(each) or (is_past and bool(_without(each, Has.NO) - losses.unsure))
+            for each in told
+        ]
+        is_safe = await self.are_safe(log, list(compress(some, in_doubt)), report)
+        judged = iter(is_safe or ())
+        for at, each, is_doubted in zip(doubts, told, in_doubt, strict=True):
+            is_lost = is_doubted and is_safe is not None and not next(judged)
+            silent = doubts[at] - each.keys()
+            if is_lost:
+                # It is no donor before its copy is repaired.
+                silent |= _without(each, Has.UNSURE) - losses.unsure
+            report.waits |= silent
+            if silent or (is_doubted and is_safe is None):
+                found[at] = None
+                continue
+            lacking = _without(each, Has.NO, Has.UNSURE) & losses.unsure
+            absent = frozenset[int]()
+            if is_lost:
+                absent = _without(each, Has.NO) - losses.unsure
+                lacking |= absent | _without(each, Has.LET_GO)
+            found[at] = replace(losses, lacking=lacking, absent=absent)
+        return found
+
+
+def _without(told: Mapping[int, Word], *which: Has) -> frozenset[int]:
+    return frozenset(node for node, word in told.items() if word.has in which)
 
 
 def copies_of(blocks: Iterable[Held]) -> AskCopies:

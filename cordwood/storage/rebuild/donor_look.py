@@ -75,10 +75,14 @@ class DonorLook:
         self._pace = pace
         self._main = main
         self._ask = ask
+        self._version = 0  # of the set by which it looked last
 
     async def look_at_all(self, now: Pass, is_old: Callable[[], bool]) -> None:
         """The blocks to move in all logs."""
-        await self._main().refresh()
+        # Trap: main storage may have lost something between the looks for an earlier order and this
+        # order.
+        await self._main().refresh(anew=self._version != now.rebuilding.version)
+        self._version = now.rebuilding.version
         reader, since_turn = self._engine.reader, 0
         past: set[int] = set()
         now.losses = replace(now.losses, past=past)  # it grows with the look
@@ -115,8 +119,8 @@ class DonorLook:
         self._note_found(found.log, found, now)
 
     async def _is_past(self, doubted: Doubted, now: Pass) -> bool:
-        """Whether a member before this node let go of blocks in doubt. A member that does not
-        answer is waited for: the next pass asks it again."""
+        """Whether a member before this node let go of blocks in doubt, or lacks them. A member that
+        does not answer is waited for: the next pass asks it again."""
         members = self._members()
         for node, held in sorted(doubted.lowest.items()):
             # Trap: an old envelope may name a node that was emptied and removed since.
@@ -125,8 +129,9 @@ class DonorLook:
             words = await self._ask(node, [held])
             if words is None:
                 now.report.waits.add(node)
-            # Trap: a trim hides whether the node let go of what follows.
-            elif any(word.has in (Has.LET_GO, Has.TRIMMED) for word in words):
+            # Trap: a trim hides whether the node let go of what follows. And a node that began anew
+            # says NO of blocks that main storage had then.
+            elif any(word.has in (Has.LET_GO, Has.TRIMMED, Has.NO) for word in words):
                 return True
         return False
 

@@ -12,9 +12,14 @@ from typing import Protocol
 class MainCopies(Protocol):
     """See the module."""
 
-    async def refresh(self) -> None:
+    async def refresh(self, *, anew: bool) -> None:
         """Read which logs ask for main storage, for `may_have`. If the metadata store does not
-        answer, what was read before counts, and an unknown log may be in main storage."""
+        answer, what was read before counts, and an unknown log may be in main storage.
+
+        Args:
+            anew: manifests that were read before do not count either: main storage may have lost
+                something before this call.
+        """
 
     def may_have(self, log: int) -> bool:
         """Whether main storage may have had records of a log, so that nodes may have let go of

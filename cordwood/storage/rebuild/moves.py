@@ -158,7 +158,9 @@ class Moves:
         """Move blocks of one log that are this node's to move, or were noted by it."""
         log = blocks[0].header.log
         plans: list[_Plan] = []
-        told_losses = await self._told_losses(log, blocks, losses, report)
+        told_losses = await self._questions.told_losses(
+            log, [held_of(block) for block in blocks], losses, report
+        )
         for block, here in zip(blocks, told_losses, strict=True):
             if here is None:
                 continue
@@ -259,45 +261,6 @@ class Moves:
                 report.only_here += 1
             elif isinstance(again, Move):
                 found.append((block, held, again, here, known.words))
-        return found
-
-    async def _told_losses(
-        self, log: int, blocks: Sequence[StoredBlock], losses: Losses, report: Report
-    ) -> list[Losses | None]:
-        """The lost members of each block, including nodes that lost records and report that they
-        lack it; None if one of these does not answer."""
-        doubts: dict[int, frozenset[int]] = {}
-        for at, block in enumerate(blocks):
-            held = held_of(block)
-            of_block = losses.doubting(held, log in losses.past)
-            if found_doubts := of_block.doubts(held, self._me):
-                doubts[at] = found_doubts
-        found: list[Losses | None] = [losses] * len(blocks)
-        if not doubts:
-            return found
-        asked = frozenset[int]().union(*doubts.values())
-        some = [held_of(blocks[at]) for at in doubts]
-        words = await self._questions.ask(log, some, asked, losses)
-        past = [has_let_go(each) for each in by_block(words, len(some))]
-        is_safe = await self._questions.are_safe(
-            log, [each for each, is_past in zip(some, past, strict=True) if is_past], report
-        )
-        judged = iter(is_safe or ())
-        for index, (at, nodes) in enumerate(doubts.items()):
-            if past[index] and is_safe is None:
-                found[at] = None
-                continue
-            is_lost = past[index] and not next(judged)
-            if silent := nodes - words.keys():
-                report.waits.update(silent)
-                found[at] = None
-                continue
-            told = {node: words[node][index].has for node in nodes}
-            without = frozenset(n for n, has in told.items() if has in (Has.NO, Has.UNSURE))
-            lacking = without & losses.unsure
-            if is_lost:
-                lacking |= frozenset(n for n, has in told.items() if has is Has.LET_GO)
-            found[at] = replace(losses, lacking=lacking)
         return found
 
     def _plan(
