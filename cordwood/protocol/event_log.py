@@ -298,6 +298,21 @@ def with_holder(
     return None
 
 
+def gives_last(rebuilding: RebuildingSet, node: int) -> bool:
+    """Whether a node is no drained node, or all other donors of its copies are done.
+
+    A drained node leaves blocks to members before it, and to main storage. Both may lose them while
+    the drain goes on for other donors. So it looks once more when it is the last one. Two drained
+    nodes do not wait for each other: each holds back only the report about itself.
+
+    Source: docs/protocol/rebuilding.md ("How a loss is healed", 5).
+    """
+    entry = rebuilding.entry(node)
+    if entry is None or not entry.relocates or entry.is_empty:
+        return True
+    return set(entry.donors) - set(entry.done) <= {node}
+
+
 def gives(rebuilding: RebuildingSet, donor: int) -> bool:
     """Whether `donor` still has to give its part of a rebalance."""
     return rebuilding.rebalancing is not None and donor in rebuilding.rebalancing.left

@@ -15,6 +15,7 @@ from cordwood.protocol.event_log import (
     apply,
     authorities,
     authority_of,
+    gives_last,
     left_out,
     refuses,
     replay,
@@ -641,3 +642,21 @@ def test_a_node_that_holds_a_short_end_becomes_a_donor_once() -> None:
     assert with_holder(after, {3}, 7) is None
     assert with_holder(after, {3}, 3) is None
     assert with_holder(after, {6}, 7) is None
+
+
+@pytest.mark.parametrize(
+    ("story", "last"),
+    [
+        ("", {1, 2, 3}),
+        ("drain 3/3", {1, 2}),
+        ("drain 3/3; done 3 by 1 @10", {1, 2}),
+        ("drain 3/3; done 3 by 1 @10; done 3 by 2 @10", {1, 2, 3}),
+        ("lost 3/3", {1, 2, 3}),
+        # Each reports about the other one at once, so none waits for the other.
+        ("drain 3/6; drain 2/6", {1}),
+        ("drain 3/6; drain 2/6" + "".join(f"; done 3 by {n} @11" for n in (1, 2, 4, 5, 6)), {1, 3}),
+    ],
+)
+def test_a_drained_node_gives_last(story: str, last: set[int]) -> None:
+    found = replay(events(story))
+    assert {node for node in (1, 2, 3) if gives_last(found, node)} == last

@@ -102,3 +102,66 @@ def test_a_member_that_began_anew_is_not_left_what_main_storage_lost_since(
     run()
     with planted(find_bug(bug)), pytest.raises(AssertionError):
         run()
+
+
+async def a_drain_takes_long(cluster: ClusterAtHand) -> None:
+    """A drained node leaves its blocks to the member before it, whose other copies find no place.
+    This member lets go of them, and then main storage loses some of them."""
+    leaving = NodeId(3)
+    cluster.storages[leaving] = replace(STORAGE, retention_every_s=600)  # it lets go later
+    await cluster.stop(leaving)
+    await cluster.start(leaving)
+    async with cluster.client() as store:
+        await store.create_log("log", attributes=TIERED)
+        await write(store, 15)
+        tail = await store.tail("log")
+        before, second = await copyset_of(cluster, 1)
+        assert second == leaving, "take another seed"
+        takers = [node for node in cluster.running if node not in (before, leaving)]
+        await asyncio.sleep(3)
+        for node in takers:
+            await store.set_storage(node, read_only=True)
+        await asyncio.sleep(3)
+    await order(cluster, leaving, RebuildOrder.DRAIN, forced=True)
+    role = cluster.running[before]._rebuild
+    await until(lambda: cluster.running[before].engine.gone_of(1), timeout_s=100)
+    assert not cluster.running[leaving].engine.gone_of(1)
+    first, last = await lose_objects(cluster, slice(0, 1))
+    assert set(await holders(cluster, first, last)) == {leaving}
+    async with cluster.client() as store:
+        for node in takers:
+            await store.set_storage(node, read_only=False)
+    await until(lambda: role.set.entry(leaving).is_empty, timeout_s=100)
+    await cluster.stop(leaving)
+    await asyncio.sleep(5)
+    async with cluster.client() as store:
+        items = await read_all(store, "log", until=tail)
+    assert losses(items) == []
+    assert sum(isinstance(each, Record) for each in items) == 15
+
+
+@pytest.mark.slow
+def test_a_drained_node_looks_once_more_when_all_other_donors_are_done() -> None:
+    """It had said that it was done while the member before it still had the blocks."""
+
+    def run() -> None:
+        simulate(a_drain_takes_long, nodes=6, copies=2, storage=ANEW, tier=TIER, seed=3)
+
+    run()
+    with planted(find_bug("drained-node-looks-once")), pytest.raises(AssertionError):
+        run()
+
+
+def test_two_nodes_that_are_drained_at_once_do_not_wait_for_each_other() -> None:
+    async def scene(cluster: ClusterAtHand) -> None:
+        async with cluster.client() as store:
+            await store.create_log("log", attributes=TIERED)
+            await write(store, 5)
+        leaving = await copyset_of(cluster, 1)
+        for node in leaving:
+            await order(cluster, node, RebuildOrder.DRAIN, forced=True)
+        other = min({*cluster.running} - {*leaving})
+        role = cluster.running[other]._rebuild
+        await until(lambda: all(role.set.entry(node).is_empty for node in leaving), timeout_s=30)
+
+    simulate(scene, nodes=5, copies=2, storage=STORAGE, tier=TIER, seed=1)

@@ -429,4 +429,7 @@ BUGS = (
     PlantedBug("rebuild-by-old-looks", "a donor believes that main storage has a block, by a look from "
                "before its order", at(LocalDrops.refresh).around(_keeps_its_looks),
                scene="tests/storage/test_drained_losses.py"),
+    PlantedBug("drained-node-looks-once", "a drained node says that it is done, and does not look again "
+               "when the other donors are", at(Pass.looks_again).instead(lambda self, me: False),
+               scene="tests/storage/test_drained_losses.py"),
 )  # fmt: skip

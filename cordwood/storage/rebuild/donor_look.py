@@ -21,6 +21,7 @@ from cordwood.layout.scrub_rows import DamagedRange
 from cordwood.layout.waves import StoredBlock
 from cordwood.lsn import LSN_MAX
 from cordwood.nodes import Member, NodeId
+from cordwood.protocol.event_log import gives_last
 from cordwood.protocol.rebalance_plan import gives, plan_given
 from cordwood.protocol.rebuild_compare import Has, Word
 from cordwood.protocol.rebuild_plan import Held, Losses, is_certain, lacking, with_awaited
@@ -75,14 +76,16 @@ class DonorLook:
         self._pace = pace
         self._main = main
         self._ask = ask
-        self._version = 0  # of the set by which it looked last
+        # The version of the set by which it looked last, and whether this node was the last donor.
+        self._looked_by = 0, True
 
     async def look_at_all(self, now: Pass, is_old: Callable[[], bool]) -> None:
         """The blocks to move in all logs."""
         # Trap: main storage may have lost something between the looks for an earlier order and this
-        # order.
-        await self._main().refresh(anew=self._version != now.rebuilding.version)
-        self._version = now.rebuilding.version
+        # order, or since a drained node left blocks to it.
+        by = now.rebuilding.version, gives_last(now.rebuilding, self._me)
+        await self._main().refresh(anew=self._looked_by != by)
+        self._looked_by = by
         reader, since_turn = self._engine.reader, 0
         past: set[int] = set()
         now.losses = replace(now.losses, past=past)  # it grows with the look
@@ -165,6 +168,7 @@ class DonorLook:
         held, found = self._engine.cache.log(log), LogWork(log, 0)
         doubted = Doubted(LogWork(log, 0))
         may_be_past = self._main().may_have(log)
+        now.may_be_past = now.may_be_past or may_be_past
 
         @functools.cache
         def epochs() -> EpochNodesets:

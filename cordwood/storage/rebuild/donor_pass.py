@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from cordwood.protocol.event_log import gives_last
 from cordwood.protocol.rebuild_plan import Held, Losses
 from cordwood.rebuilding import RebuildingSet
 from cordwood.storage.rebuild.copy_questions import Report
@@ -59,6 +60,7 @@ class Pass:
         rotten: logs with copies that have rotted here. Nothing is repaired before it is released.
         noted: moves that the look found noted and unfinished.
         is_uncertain: some lost nodes together may have held a block that no other node has.
+        may_be_past: this node may leave blocks to main storage, or to members that let go of them.
         short_of: awaited nodes that blocks here name only because they have too few copies.
         is_cut: a later set, or a loss that was heard of at the end, asks for another pass.
     """
@@ -70,6 +72,7 @@ class Pass:
     unsettled: list[int] = field(default_factory=list)
     rotten: list[int] = field(default_factory=list)
     noted: int = 0
+    may_be_past: bool = False
     short_of: set[int] = field(default_factory=set)
     is_uncertain: bool = False
     is_looking: bool = True
@@ -80,6 +83,11 @@ class Pass:
     def is_done(self) -> bool:
         """Whether nothing is left to this donor."""
         return self.report.is_clean and not self.unsettled and not self.is_cut
+
+    def looks_again(self, me: int) -> bool:
+        """Whether a drained node looks once more before it says that it is done: see
+        `event_log.gives_last`."""
+        return self.is_done and self.may_be_past and not gives_last(self.rebuilding, me)
 
     @property
     def blocked(self) -> str:

@@ -41,6 +41,7 @@ from cordwood.protocol.event_log import (
     Verdict,
     authority_of,
     gives,
+    gives_last,
     left_out,
     refuses,
     with_holder,
@@ -305,6 +306,7 @@ class RebuildRole:
             made = await self._work(rebuilding)
             self._count_given(made)
             if await self._ask_to_give(made) or (made.is_done and await self._say_done(made)):
+                await self._wait_for_others(made)
                 continue
             if made.blocked and made.blocked != self._told:
                 logger.warning("rebuilding waits: %s", made.blocked)
@@ -361,6 +363,8 @@ class RebuildRole:
             if lost_nodes and await self._ask_left_out():
                 return True
             for lost in lost_nodes:
+                if lost == self._me and made.looks_again(self._me):
+                    continue
                 event = IsRebuilt(lost, self._me, made.rebuilding.version, not made.is_uncertain)
                 verdict = await self._say(event)
                 logger.info("node %d: what this node had to give is given: %s", lost, verdict.value)
@@ -371,6 +375,17 @@ class RebuildRole:
             made.report.trouble = f"that rebuilding is done could not be said: {error}"
             return False
         return True
+
+    async def _wait_for_others(self, made: Pass) -> None:
+        """Wait until the other donors are done, if this node then looks once more."""
+        version = made.rebuilding.version if made.looks_again(self._me) else None
+        while self.set.version == version and not gives_last(self.set, self._me):
+            self._changed.clear()
+            await wait_at_most(self._changed, AGAIN_S)
+            try:
+                await self.refresh()
+            except CordwoodError as error:
+                logger.info("which donors are done is not read: %s", error)
 
     async def _ask_to_give(self, made: Pass) -> bool:
         """Become a donor of lost nodes of which blocks here lack copies. Returns whether the set
