@@ -36,7 +36,7 @@ from cordwood.protocol.rebuild_watch import Start, on_start
 from cordwood.rebuilding import Aborted, Acked
 from cordwood.settings import NodeSettings
 from cordwood.storage.identity import ACCEPTED, KEEP_LEDGERS
-from cordwood.storage.rebuild.role import stale_words
+from cordwood.storage.rebuild.order_events import stale_words
 
 if TYPE_CHECKING:
     from cordwood.host.seams import Host

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from cordwood.protocol.event_log import gives_last
+from cordwood.protocol.event_log import gives, gives_last
 from cordwood.protocol.rebuild_plan import Held, Losses
-from cordwood.rebuilding import RebuildingSet
+from cordwood.rebuilding import Gave, RebuildingSet
 from cordwood.storage.rebuild.copy_questions import Report
 
 
@@ -111,3 +111,17 @@ class Pass:
         if not found and report.again:
             found.append(f"{report.again} blocks are looked at again")
         return "; ".join(found)
+
+
+def given_so_far(node: int, before: Gave, made: Pass) -> Gave:
+    """A node's totals of a rebalance with a pass added: a stop needs another pass."""
+    known = made.rebuilding.rebalancing
+    if known is None or not gives(made.rebuilding, node):
+        return before
+    report = made.report
+    if before.version != known.version:
+        before = Gave(node, known.version)
+    return Gave(
+        node, known.version, before.blocks + report.blocks, before.bytes + report.bytes,
+        report.kept, report.kept_bytes,
+    )  # fmt: skip

@@ -19,6 +19,7 @@ from cordwood.rebuilding import (
     Undrained,
     Unrecoverable,
 )
+from cordwood.settings import NodeSettings
 
 
 class Obeyed(enum.Enum):
@@ -141,4 +142,16 @@ def words_of_report(node: int, verdict: Verdict) -> str:
     return (
         f"{verdict.value}. Bring lost nodes back. If their data is gone, insist: `cordwood rebuild "
         f"start {node} --force`"
+    )
+
+
+def stale_words(settings: NodeSettings) -> str:
+    """The error of a node that must not serve its old copies."""
+    node, directory = settings.node, settings.directory
+    return (
+        f"node {node} was away, and the data of its logs was made anew on other nodes meanwhile. "
+        f"If `cordwood ledgers list --node {node}` lists any ledger, its only copies may be in "
+        f"{directory}: give `cordwood nodes keep-ledgers {directory}`, and start the node again. "
+        "It drops the blocks of its logs, and joins with its ledgers. "
+        f"Otherwise move {directory} away, and start the node again. It joins empty"
     )

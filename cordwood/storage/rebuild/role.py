@@ -62,7 +62,7 @@ from cordwood.settings import NodeSettings
 from cordwood.storage.rebuild.copies import words_of
 from cordwood.storage.rebuild.donor import Donor
 from cordwood.storage.rebuild.donor_pace import DonorPace
-from cordwood.storage.rebuild.donor_pass import Pass
+from cordwood.storage.rebuild.donor_pass import Pass, given_so_far
 from cordwood.storage.rebuild.drain_orders import CheckPlaces, DrainOrders
 from cordwood.storage.rebuild.epoch_nodesets import heard_nodesets, told_nodesets
 from cordwood.storage.rebuild.held_groups import HeldGroups
@@ -74,6 +74,7 @@ from cordwood.storage.rebuild.order_events import (
     carried_out,
     event_of,
     is_carried_out,
+    stale_words,
     words_of_refusal,
     words_of_report,
 )
@@ -304,7 +305,7 @@ class RebuildRole:
                 await self._changed.wait()
                 continue
             made = await self._work(rebuilding)
-            self._count_given(made)
+            self._given = given_so_far(self._me, self._given, made)
             if await self._ask_to_give(made) or (made.is_done and await self._say_done(made)):
                 await self._wait_for_others(made)
                 continue
@@ -317,19 +318,6 @@ class RebuildRole:
             else:
                 await wait_at_most(self._changed, noted_pause_s)
                 noted_pause_s = min(NOTED_AGAIN_MAX_S, 2 * noted_pause_s)
-
-    def _count_given(self, made: Pass) -> None:
-        """Add a pass to this node's totals of a rebalance: a stop needs another pass."""
-        known = made.rebuilding.rebalancing
-        if known is None or not gives(made.rebuilding, self._me):
-            return
-        report, before = made.report, self._given
-        if before.version != known.version:
-            before = Gave(self._me, known.version)
-        self._given = Gave(
-            self._me, known.version, before.blocks + report.blocks, before.bytes + report.bytes,
-            report.kept, report.kept_bytes,
-        )  # fmt: skip
 
     async def _work(self, rebuilding: RebuildingSet) -> Pass:
         async with asyncio.TaskGroup() as tasks:
@@ -601,15 +589,3 @@ class RebuildRole:
         if verdict is Verdict.TAKEN:
             return Obeyed.TAKEN
         return Obeyed.UNCHANGED if came.holds(self.set) else Obeyed.SINCE
-
-
-def stale_words(settings: NodeSettings) -> str:
-    """The error of a node that must not serve its old copies."""
-    node, directory = settings.node, settings.directory
-    return (
-        f"node {node} was away, and the data of its logs was made anew on other nodes meanwhile. "
-        f"If `cordwood ledgers list --node {node}` lists any ledger, its only copies may be in "
-        f"{directory}: give `cordwood nodes keep-ledgers {directory}`, and start the node again. "
-        "It drops the blocks of its logs, and joins with its ledgers. "
-        f"Otherwise move {directory} away, and start the node again. It joins empty"
-    )
