@@ -288,7 +288,7 @@ class Node:
         await self._open_engine(admission.is_blank)
         self._repairs = Repairs(
             self._engine, settings.node, lambda: self._members, self._epochs.read,
-            settings.storage.rebuild_bytes_s,
+            settings.storage.rebuild_bytes_s, self._read_statuses,
         )  # fmt: skip
         self._healing = WalHealing(
             self._engine, settings.node, self._repairs, self._epochs.newest, self.flush

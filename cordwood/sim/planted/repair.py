@@ -13,7 +13,7 @@ from typing import Any
 from cordwood.layout.engine_record import STORE_KIND
 from cordwood.layout.scrub_rows import DamagedRange
 from cordwood.layout.waves import StoredBlock, store_head
-from cordwood.nodes import NodeId
+from cordwood.nodes import Authority, NodeId
 from cordwood.protocol import repair_plan
 from cordwood.protocol.repair_plan import HeldCopy, RepairTurns, Said, Take
 from cordwood.quorum.f_majority import QuorumVerdict, weigh_replies
@@ -82,6 +82,17 @@ async def _one_bit_flipped(
         if block.body:
             block.body = bytes([block.body[0] ^ 1]) + bytes(block.body[1:])
     return blocks
+
+
+async def _planned_by_the_list(right: Any, self: Repairs, *args: Any, **rest: Any) -> Any:
+    async def as_known(log: int) -> Mapping[NodeId, Authority]:
+        return {member.node: member.authority for member in self._members().values()}
+
+    before, self._read_statuses = self._read_statuses, as_known
+    try:
+        return await right(self, *args, **rest)
+    finally:
+        self._read_statuses = before
 
 
 async def _neighbour_voided(
@@ -191,6 +202,10 @@ def _latest_of_all(me: NodeId, by_node: Mapping[NodeId, HeldCopy]) -> HeldCopy |
 
 
 BUGS = (
+    PlantedBug("repair-by-an-older-list", "a repair counts nodes out by a list from before its "
+               "answers: they may be back, and have acknowledged records",
+               at(Repairs._plan_range).around(_planned_by_the_list),
+               scene="tests/storage/test_repair_statuses.py"),
     PlantedBug("repair-unchecked", "repair stores a copy from another node without checking its "
                                    "checksum",
                together(at(repairs.is_good).instead(lambda block, header: True),

@@ -25,7 +25,6 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence, Set
 from dataclasses import replace
-from functools import partial
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -53,6 +52,7 @@ from cordwood.protocol.repair_plan import (
     plan_repair,
 )
 from cordwood.protocol.write_pace import TokenBucket
+from cordwood.quorum.authority import HAS_DATA
 from cordwood.storage.logs_db.partition import Part
 from cordwood.storage.rebuild.epoch_nodesets import ReadRecord, asked_nodesets, told_nodesets
 from cordwood.storage.rebuild.main_copies import FindMain
@@ -66,6 +66,9 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 STORE_TIMEOUT_S = 10.0
+STATUSES_TIMEOUT_S = 3.0
+"""A read of the statuses of nodes, as for a recovery; without an answer nobody is counted out."""
+
 FOUND_MAX = 256
 """Ranges that reads found and that are not noted yet. More are found by the next read."""
 
@@ -80,6 +83,9 @@ WHY_READ = "a read could not read it"
 STIRRED_MAX = 16
 """The most logs of one round whose sequencers are asked for their tails. The next round goes on
 with the logs behind them."""
+
+Statuses = Mapping[NodeId, Authority]
+"""Of the nodes that are not fully authoritative."""
 
 AskSequencer = Callable[[int], Awaitable[TailReply | None]]
 """See `sequencer_question`."""
@@ -100,10 +106,12 @@ class Repairs:
         members: Callable[[], Mapping[NodeId, Member]],
         read_record: ReadRecord,
         bytes_s: int,
+        read_statuses: Callable[[int], Awaitable[Statuses]],
     ) -> None:
         """
         Args:
             bytes_s: of bodies fetched; 0 for no pace.
+            read_statuses: reads the statuses of nodes anew, as for a recovery of a log.
         """
         self.blocks = self.bytes = 0
         self.waits = ""
@@ -113,6 +121,7 @@ class Repairs:
         self._members = members
         self._read_record = read_record
         self._bytes_s = bytes_s
+        self._read_statuses = read_statuses
         self._bucket: TokenBucket | None = None
         self._turns = RepairTurns()
         self._found: dict[DamagedRange, None] = {}
@@ -328,9 +337,16 @@ class Repairs:
             if member.authority is not Authority.FULLY_AUTHORITATIVE
         }
         mine = await self._mine(log, first, last)
-        planned = partial(plan_repair, me=self._me, said=said, mine=mine, epochs=epochs,
-                          statuses=statuses, known=known)  # fmt: skip
-        plan = planned(first, last, past=past)
+
+        async def planned(upto: int, past: Past) -> RepairPlan:
+            def by(statuses: Statuses) -> RepairPlan:
+                return plan_repair(
+                    first, upto, self._me, said, mine, epochs, statuses, known, past=past
+                )
+
+            return await self._by_sure_statuses(log, statuses, by)
+
+        plan = await planned(last, past)
         is_past = any(each.let_go >= plan.start for each in said.values())
         if plan.is_whole or past is not Past.EMPTY or not is_past:
             return plan
@@ -338,9 +354,29 @@ class Repairs:
             upto, is_there = await self._main_has(log, plan.start, last)
         except CordwoodError as error:
             return plan._replace(waits=f"{plan.waits}, and main storage does not answer: {error}")
-        plan = planned(first, upto, past=Past.SURE if is_there else Past.EMPTY)
+        plan = await planned(upto, Past.SURE if is_there else Past.EMPTY)
         waits = f"{plan.waits}, and main storage lost it" if not is_there else plan.waits
         return plan._replace(waits=waits if plan.waits else "")
+
+    async def _by_sure_statuses(
+        self, log: int, statuses: Statuses, plan_by: Callable[[Statuses], RepairPlan]
+    ) -> RepairPlan:
+        """A plan by the statuses that this node knows, or by newer ones, if a range is whole only
+        without nodes that are empty or gone."""
+        plan = plan_by(statuses)
+        with_data = {node: status for node, status in statuses.items() if status in HAS_DATA}
+        if not plan.is_whole or with_data == statuses:
+            return plan
+        cautious = plan_by(with_data)
+        if cautious.is_whole:
+            return plan
+        # Race: a node that this node knows as empty or gone may be back, and have records there.
+        try:
+            async with asyncio.timeout(STATUSES_TIMEOUT_S):
+                return plan_by(await self._read_statuses(log))
+        except (CordwoodError, TimeoutError) as error:
+            logger.info("log %d: no node is taken for empty or gone: %s", log, error)
+            return cautious
 
     async def _main_has(self, log: int, first: int, last: int) -> tuple[int, bool]:
         """Whether main storage has the first part of a range, and where this part ends.
