@@ -22,7 +22,9 @@ The metadata table holds::
         u64 blocks, u64 bytes, i64 first and i64 last append time
     "e" u64 partition, u64 log ► u64 last: the same from the partition's side, for its drop
     "w" ► ranges that the WAL lost: u64 start, u64 stop of each range of its offsets
-    "a" ► i64 offset of the WAL: losses below it were accepted
+    "a" ► i64 offset of the WAL: an acceptance of losses came there last
+    "c" ► ranges as under "w": damage that the WAL showed at that acceptance, and may show still.
+        Without this row, an older version accepted all losses below the offset under "a"
     "n" ► ranges as under "w": those for which logs were sealed anew and ledgers fenced
     "g" ► of each log that this node has and the log tree lacks: u64 log, i64 first missed at
         (µs, wall clock)
@@ -53,6 +55,7 @@ ORIGIN_KEY = b"v"
 OFFSET_KEY = b"o"
 LOST_KEY = b"w"
 ACCEPTED_KEY = b"a"
+ACCEPTED_RANGES_KEY = b"c"
 NOTED_KEY = b"n"
 MISSING_KEY = b"g"
 
@@ -200,12 +203,12 @@ def read_offset(value: bytes) -> int:
 
 
 def pack_lost(ranges: Sequence[tuple[int, int]]) -> bytes:
-    """The value under LOST_KEY or NOTED_KEY."""
+    """The value under LOST_KEY, ACCEPTED_RANGES_KEY or NOTED_KEY."""
     return b"".join(_LOST.pack(*each) for each in ranges)
 
 
 def read_lost(value: bytes) -> tuple[tuple[int, int], ...]:
-    """The value under LOST_KEY or NOTED_KEY.
+    """The value under LOST_KEY, ACCEPTED_RANGES_KEY or NOTED_KEY.
 
     Raises:
         Malformed: no number of whole ranges.

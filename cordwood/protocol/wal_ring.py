@@ -393,15 +393,15 @@ class WalScan:
         resume = align_up(max(self._reached, self._resume, self._durable))
         # This includes the missing end of a torn block, after its last good record.
         self._close_hole(resume)
-        untold = _subtract(self._holes, self._told_holes)
+        untold = outside(self._holes, self._told_holes)
         return ScanVerdict(
             resume=resume,
             # Places more than a lap back were written over, even if an older slot's trim is lower.
             scan=max(self._scan, resume - self._ring),
             # Above `durable` nothing was acknowledged: a range without a record was never written.
             # Below it, it held records.
-            holes=_clip(untold, self._durable, resume),
-            damage=_clip(untold, 0, self._durable),
+            holes=clipped(untold, self._durable, resume),
+            damage=clipped(untold, 0, self._durable),
             incarnation=max(self._incarnation_least, self._incarnation_seen),
             durable=self._durable,
         )
@@ -431,15 +431,15 @@ def united(ranges: Sequence[Range]) -> tuple[Range, ...]:
     return tuple(joined)
 
 
-def _clip(ranges: Sequence[Range], low: int, high: int) -> tuple[Range, ...]:
+def clipped(ranges: Sequence[Range], low: int, high: int) -> tuple[Range, ...]:
     """The parts of `ranges` in `[low, high)`."""
-    clipped = ((max(start, low), min(stop, high)) for start, stop in ranges)
-    return tuple((start, stop) for start, stop in clipped if start < stop)
+    cut = ((max(start, low), min(stop, high)) for start, stop in ranges)
+    return tuple((start, stop) for start, stop in cut if start < stop)
 
 
-def _subtract(ranges: Sequence[Range], taken: Sequence[Range]) -> list[Range]:
+def outside(ranges: Sequence[Range], taken: Sequence[Range]) -> list[Range]:
     """The parts of `ranges` outside all of `taken`."""
     left = list(ranges)
     for low, high in taken:
-        left = [*_clip(left, 0, low), *_clip(left, high, 1 << 63)]
+        left = [*clipped(left, 0, low), *clipped(left, high, 1 << 63)]
     return sorted(left)

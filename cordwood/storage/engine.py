@@ -208,6 +208,7 @@ class StorageEngine:
                     await engine.amends.restore()
         found = wal.recovery
         assert found is not None, "the WAL was recovered to its end"
+        await logs.keep_accepted_below(found.resume)
         engine.has_lost = logs.note_lost(found.damage)
         if logs.offset >= found.resume:
             # The disk lost the WAL's newest writes, the header among them. LogsDB has the records
@@ -254,7 +255,8 @@ class StorageEngine:
     async def accept_loss(self) -> None:
         """An operator accepts that the lost records are gone: no reader waits for them any more.
 
-        From now on this node's silence counts again as absence, so readers may get a loss.
+        From now on this node's silence counts again as absence, so readers may get a loss. What
+        rots in the WAL later is lost anew.
 
         Raises:
             TablesFailed: the acceptance cannot be made durable.
@@ -262,7 +264,7 @@ class StorageEngine:
         if self.damage:
             found = self._wal.recovery
             assert found is not None, "the WAL was recovered to its end"
-            await self.logs.accept_loss(found.resume)
+            await self.logs.accept_loss(found.damage, found.resume)
             logger.warning("%s: accepted, they are gone from now on", self.damage)
             self.damage = ""
 

@@ -21,7 +21,7 @@ from swaps import swap
 
 from cordwood.errors import Retryable
 from cordwood.layout.log_questions import AskExtent
-from cordwood.layout.logs_db import pack_lost, read_lost
+from cordwood.layout.logs_db import ACCEPTED_KEY, META_TABLE, pack_lost, pack_offset, read_lost
 from cordwood.sim.planted import find_bug, planted
 from cordwood.storage.engine import StorageEngine
 from cordwood.storage.log_search import LogSearch
@@ -53,6 +53,39 @@ async def store_one(made: Made, number: int) -> None:
 
 
 LOST = ((8192, 16384),)
+
+HEADERS_BYTES = 8192
+"""Of the WAL's file, before its ring."""
+
+
+async def rot(made: Made, record: int) -> None:
+    """Stop, and start anew with a rotten record: the first of the WAL is record 0, and each is
+    as large as `BIG` needs."""
+    await made.engine.wal.close()
+    made.disk.files[PATH].stable[HEADERS_BYTES + 8192 * record + 4500] ^= 1
+    await made.open()
+
+
+async def rot_where_a_loss_was_accepted() -> str:
+    """What a node says of a rotten record at offsets where it had accepted another loss, before
+    its WAL lost its end."""
+    made = await Made.new()
+    empty = bytes(made.disk.files[PATH].stable)
+    for number in (1, 2, 3):
+        await store_one(made, number)
+    await rot(made, 1)
+    assert made.engine.logs.lost == LOST
+    await made.engine.accept_loss()
+    await made.engine.wal.close()
+    made.disk.files[PATH].stable[:] = empty
+    await made.open()
+    for number in (1, 2, 3):
+        await store_one(made, number)
+    await rot(made, 1)
+    recovery = made.engine.wal.recovery
+    assert recovery is not None
+    assert recovery.damage == LOST
+    return made.engine.damage
 
 
 class TestRestarts:
@@ -179,6 +212,54 @@ class TestAccepted:
         await made.open()
         assert len(made.engine.logs.lost) == 1
         assert made.engine.logs.lost != LOST
+
+    @pytest.mark.parametrize("rotten", [1, 3], ids=["beside it", "apart from it"])
+    @as_scenario(run)
+    async def test_what_rots_later_of_the_records_before_it_is_unknown(
+        self, *, rotten: int
+    ) -> None:
+        made = await with_rot(records=4, rotten=2)
+        await made.engine.accept_loss()
+        await restart(made)
+        await rot(made, rotten)
+        (lost,) = made.engine.logs.lost
+        assert lost == (8192 * rotten, 8192 * rotten + 8192)
+        assert made.engine.damage
+        await made.engine.accept_loss()
+        await restart(made)
+        assert (made.engine.logs.lost, made.engine.damage) == ((), ""), "both were accepted"
+
+    def test_an_acceptance_of_all_records_below_is_caught(self) -> None:
+        async def scenario() -> None:
+            made = await with_rot(records=4, rotten=2)
+            await made.engine.accept_loss()
+            await rot(made, 3)
+            assert made.engine.damage == "", "it counts as absent"
+
+        with planted(find_bug("acceptance-of-all-below")):
+            run(scenario)
+
+    @as_scenario(run)
+    async def test_what_came_to_its_place_after_the_wal_lost_its_end_is_unknown(self) -> None:
+        assert await rot_where_a_loss_was_accepted()
+
+    def test_an_acceptance_that_outlives_its_end_is_caught(self) -> None:
+        async def scenario() -> None:
+            assert not await rot_where_a_loss_was_accepted()
+
+        with planted(find_bug("acceptance-outlives-its-end")):
+            run(scenario)
+
+    @as_scenario(run)
+    async def test_the_word_of_an_older_version_stands(self) -> None:
+        made = await with_rot()
+        recovery = made.engine.wal.recovery
+        assert recovery is not None
+        row = (ACCEPTED_KEY, pack_offset(recovery.resume))
+        await made.engine.logs.tables.write(META_TABLE, [row])
+        await made.engine.logs.tables.flush(META_TABLE)
+        await restart(made)
+        assert (made.engine.damage, made.engine.logs.has_lost) == ("", True)
 
     @as_scenario(run)
     async def test_where_it_cannot_be_written_nothing_changes(self) -> None:

@@ -30,6 +30,7 @@ from cordwood.metadata.membership import Membership
 from cordwood.node import Node
 from cordwood.nodes import Member, NodeId
 from cordwood.protocol.event_log import Outcome, Verdict
+from cordwood.protocol.wal_ring import clipped
 from cordwood.rebuilding import NeedsRebuild, RebuildEvent, RebuildingSet, Undrained
 from cordwood.sim.planted import scenarios
 from cordwood.sim.planted.bug import PlantedBug, at, notes_of, together
@@ -91,8 +92,16 @@ def _damage_unsaid(right: Any, self: _Scan, connection: Connection, frame: Frame
     self.is_damaged = False
 
 
-async def _accepted_in_memory(right: Any, self: LogsStore, upto: int) -> None:
-    self.lost, self._accepted = (), upto
+async def _accepted_in_memory(right: Any, self: LogsStore, shown: Any, upto: int) -> None:
+    self.lost, self._accepted = (), clipped(shown, 0, upto)
+
+
+async def _accepted_whole(right: Any, self: LogsStore, shown: Any, upto: int) -> None:
+    await right(self, [(0, upto)], upto)
+
+
+async def _accepts_on(right: Any, self: LogsStore, end: int) -> None:
+    """Keep what was accepted above the end, too."""
 
 
 def _as_if_all_there(right: Any, engine: StorageEngine, *rest: Any, **named: Any) -> Any:
@@ -262,6 +271,14 @@ BUGS = (
                scenario=scenarios.AUDITED_ROT),
     PlantedBug("acceptance-unwritten", "an accepted loss is reported again after a restart",
                at(LogsStore.accept_loss).around(_accepted_in_memory),
+               scene="tests/storage/test_lost_records.py"),
+    PlantedBug("acceptance-of-all-below", "an accepted loss stands for all records of the WAL that no "
+                                          "flush has taken yet: those that rot later count as absent",
+               at(LogsStore.accept_loss).around(_accepted_whole),
+               scene="tests/storage/test_lost_records.py"),
+    PlantedBug("acceptance-outlives-its-end", "a WAL that lost its end keeps what was accepted there: "
+                                              "new records at these offsets rot unnoticed",
+               at(LogsStore.keep_accepted_below).around(_accepts_on),
                scene="tests/storage/test_lost_records.py"),
     PlantedBug("given-up-named", "a node stores blocks whose copyset names a node that it knows "
                                  "to be gone",

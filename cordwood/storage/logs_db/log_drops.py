@@ -15,7 +15,7 @@ from cordwood.storage.logs_db.tables import SCAN_BYTES, SCAN_ROWS_MAX
 
 OF_THE_NODE = frozenset({
     logs_db.ORIGIN_KEY, logs_db.OFFSET_KEY, logs_db.LOST_KEY, logs_db.ACCEPTED_KEY,
-    logs_db.NOTED_KEY,
+    logs_db.ACCEPTED_RANGES_KEY, logs_db.NOTED_KEY,
 })  # fmt: skip
 """Keys of metadata that say nothing of logs. Losses of the WAL concern ledgers too."""
 

@@ -45,7 +45,7 @@ from cordwood.layout.scrub_rows import (
 from cordwood.layout.staged import STAGED_TABLE
 from cordwood.layout.waves import AmendedBlock, StoredBlock
 from cordwood.nodes import NodeId
-from cordwood.protocol.wal_ring import Range, united
+from cordwood.protocol.wal_ring import Range, clipped, outside, united
 from cordwood.settings import StorageSettings
 from cordwood.storage.ledgers.ledger_table import LedgerTable
 from cordwood.storage.logs_db.heads_read import read_entries
@@ -107,7 +107,8 @@ class LogsStore:
         self.offset = -1
         self.lost: tuple[Range, ...] = ()
         self._noted: tuple[Range, ...] = ()
-        self._accepted = -1
+        self._accepted: tuple[Range, ...] = ()
+        self._has_accepted = False
         self.drops = 0
         self.partitions: list[Partition] = []
         self.logs: dict[int, StoredLog] = {}
@@ -149,12 +150,18 @@ class LogsStore:
         await store._check_origin(node)
         missing = await store._read_partitions(names)
         await store.damages.open()
-        keys = [logs_db.OFFSET_KEY, logs_db.LOST_KEY, logs_db.ACCEPTED_KEY, logs_db.NOTED_KEY]
-        offset, lost, accepted, noted = await tables.get(META, keys)
+        keys = [
+            logs_db.OFFSET_KEY, logs_db.LOST_KEY, logs_db.NOTED_KEY, logs_db.ACCEPTED_KEY,
+            logs_db.ACCEPTED_RANGES_KEY,
+        ]  # fmt: skip
+        offset, lost, noted, upto, accepted = await tables.get(META, keys)
         if offset is not None:
             store.offset = logs_db.read_offset(offset)
+        store._has_accepted = upto is not None
         if accepted is not None:
-            store._accepted = logs_db.read_offset(accepted)
+            store._accepted = logs_db.read_lost(accepted)
+        elif upto is not None:  # an older version wrote it
+            store._accepted = ((0, logs_db.read_offset(upto)),)
         if lost is not None:
             store.lost = logs_db.read_lost(lost)
         if noted is not None:
@@ -178,10 +185,9 @@ class LogsStore:
         Returns:
             Whether any record was lost.
         """
-        # A record that ends past `offset` may be the record of `offset`, or a missing one.
-        known = max(self.offset, self._accepted)
-        # Below `known` LogsDB has the record, or an operator has accepted its loss.
-        lost = [each for each in damage if each[1] > known]
+        # A record that ends past `offset` may be the record of `offset`, or a missing one. Below,
+        # LogsDB has the record.
+        lost = [each for each in outside(damage, self._accepted) if each[1] > self.offset]
         self.lost = united((*self.lost, *lost))
         return bool(lost)
 
@@ -211,27 +217,52 @@ class LogsStore:
             await self._tables.flush(META)
             self._noted = self.lost
 
-    async def accept_loss(self, upto: int) -> None:
-        """Accept losses below the WAL's offset `upto`: this node knows its blocks again.
+    async def accept_loss(self, shown: Sequence[Range], upto: int) -> None:
+        """Accept all losses: this node knows its blocks again.
+
+        Trap: the WAL shows its damage until a flush has come by. So what was accepted is kept as
+        ranges: beside them the WAL has whole records that LogsDB does not have yet, and what rots
+        there later is lost anew.
 
         Durable when it returns; a crash before that changes nothing.
 
+        Args:
+            shown: the damage that the WAL shows.
+            upto: the WAL's end.
         Raises:
             TablesFailed: it cannot be written.
         """
+        accepted = clipped(shown, 0, upto)
         async with self._writing:
             rows: list[Row] = [
                 (logs_db.LOST_KEY, logs_db.pack_lost(())),
                 (logs_db.ACCEPTED_KEY, logs_db.pack_offset(upto)),
+                (logs_db.ACCEPTED_RANGES_KEY, logs_db.pack_lost(accepted)),
             ]
             await self._tables.write(META, rows)
             await self._tables.flush(META)
-            self.lost, self._accepted = (), upto
+            self.lost, self._accepted, self._has_accepted = (), accepted, True
+
+    async def keep_accepted_below(self, end: int) -> None:
+        """Forget what was accepted from the WAL's offset `end` on, durably: the WAL ends there, and
+        new records come to these offsets.
+
+        Raises:
+            TablesFailed: it cannot be written.
+        """
+        left = clipped(self._accepted, 0, end)
+        if left == self._accepted:
+            return
+        async with self._writing:
+            row = (logs_db.ACCEPTED_RANGES_KEY, logs_db.pack_lost(left))
+            await self._tables.write(META, [row])
+            await self._tables.flush(META)
+            self._accepted = left
 
     @property
     def has_lost(self) -> bool:
         """Whether records were ever lost here before a flush took them, accepted or not."""
-        return bool(self.lost) or self._accepted >= 0
+        return bool(self.lost) or self._has_accepted
 
     async def heal_loss(self) -> None:
         """Note that all lost blocks that count are here again, and that LogsDB has all records that
