@@ -89,6 +89,18 @@ async def test_entries_are_kept_read_and_told_of() -> None:
 
 
 @as_scenario(run)
+async def test_a_node_that_was_given_away_takes_re_adds_of_known_ledgers_alone() -> None:
+    made = await Made.new()
+    store = LedgerStore(made.engine)
+    made.engine.is_given_away = True
+    assert (await store.add(add(0, recovery=True))).refusal is AddRefusal.READ_ONLY
+    assert made.engine.ledgers.get(LEDGER) is None
+    await store.fence(LEDGER, KEY)  # it is a member of the ensemble
+    assert (await store.add(add(0, recovery=True))).refusal is AddRefusal.NONE
+    assert (await store.add(add(1))).refusal is AddRefusal.FENCED
+
+
+@as_scenario(run)
 async def test_what_is_no_run_of_entries_is_refused() -> None:
     made = await Made.new()
     store = LedgerStore(made.engine)

@@ -23,8 +23,12 @@ LOOK_S = 0.5
 """The pause between two rounds. A step of the cluster takes seconds or more."""
 
 SETTLED_S = 10.0
-"""The time that a node may take to hear that it is empty. It takes no ledger entries from then on.
-Before, a client that does not know of the drain may make a ledger on it."""
+"""The time that nodes may take to hear that a node is empty. Before, a client that does not know of
+the drain may make a ledger on it. From then on the node takes no writer's entries, and re-adds only
+of ledgers that it knows. A recovery or a repair may have chosen it before; such a client reads the
+members once more after the node joined in the metadata, and before the first copy. So a look either
+sees that the node joins, or the node gets no copies: unless the node that tells that client the
+members has not heard for longer than this, and the drained node knows the ledger."""
 
 STOPS = frozenset({"writes", "rebuilding"})
 """The services that must not stop. Without them a log would take no records, or copies would find

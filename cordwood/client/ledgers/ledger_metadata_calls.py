@@ -235,6 +235,20 @@ class LedgerMetadataCalls:
         member = self._cluster.members.get(NodeId(node))
         return member is None or member.authority in REBUILT
 
+    async def takes_copies(self, node: int) -> bool:
+        """Whether a node that was chosen, and joins, may get its first copy: by members that are
+        read now.
+
+        Race: the members by which it was chosen may be old. If the node was drained meanwhile, an
+        operator may have read the ledger's metadata before the node joined, and may take the node
+        away. If it was read later, the operator waits for the ledger.
+
+        Raises:
+            Unreachable: no node told the members in time.
+        """
+        await self._cluster.refresh_members(timeout_s=self._timeout_s)
+        return _stores(self._member(node)) and not self.is_lost(node)
+
     def may_choose(
         self,
         ring: Sequence[int | None],

@@ -430,16 +430,18 @@ class _Attempt:
             del self._re_added[key]
 
     async def _pick(self, entry: int, place: int, taken: tuple[int, ...]) -> None:
-        node: int | None
-        try:
-            ring = [None if at == place else each for at, each in enumerate(taken)]
-            write = self._rule.write
-            chosen = await self._calls.choose(ring, write, taken=taken, placement=self._placement)
-            node = chosen[place]
-        except TooFewNodes:
-            node = None
-        if node is not None:
-            await self._announce(node)
+        ring = [None if at == place else each for at, each in enumerate(taken)]
+        node: int | None = None
+        while node is None:
+            try:
+                chosen = await self._calls.choose(
+                    ring, self._rule.write, taken=taken, placement=self._placement
+                )
+            except TooFewNodes:
+                break
+            await self._announce(chosen[place])
+            if await self._calls.takes_copies(chosen[place]):
+                node = chosen[place]
         self._act(self._rule.on_spare_picked(entry, place, node))
 
     async def _announce(self, node: int) -> None:

@@ -148,19 +148,7 @@ class LedgerRepair:
 
     async def _repair(self, place: LostPlace) -> None:
         """Replace a lost node in a fragment."""
-        held = self._opened.held
-        fragment = rule.fragment_of(held.metadata, place)
-        if fragment is None:
-            raise self._overtaken()
-        known = self.moved.get(place.lost)
-        if known is not None and self._may_take(known, place.place, fragment.nodes, held.metadata):
-            node = known
-        else:
-            node = await self._choose(place.place, fragment.nodes, held.metadata)
-        if node != place.lost:
-            self._used.add(node)
-            if node not in held.metadata.joining:
-                held = await self._announce(held, place, node)
+        node, held = await self._joined(place)
         copying = _Copying(self._cluster, held.metadata, node)
         passed_over = await self._copy(place, held.metadata, copying)
         if passed_over and self._on_unreadable is not None:
@@ -171,6 +159,27 @@ class LedgerRepair:
         self.passed_over = sorted({*self.passed_over, *passed_over})[:MISSING_MAX]
         self.moved[place.lost] = node
         self._filled.add(place._replace(lost=node))
+
+    async def _joined(self, place: LostPlace) -> tuple[int, Versioned]:
+        """The node that replaces a lost node in a fragment, and the metadata in which it joins."""
+        held, known = self._opened.held, self.moved.get(place.lost)
+        while True:
+            fragment = rule.fragment_of(held.metadata, place)
+            if fragment is None:
+                raise self._overtaken()
+            nodes = fragment.nodes
+            if known is not None and self._may_take(known, place.place, nodes, held.metadata):
+                node = known
+            else:
+                node = await self._choose(place.place, nodes, held.metadata)
+            if node == place.lost:
+                return node, held
+            self._used.add(node)
+            if node not in held.metadata.joining:
+                held = await self._announce(held, place, node)
+            if await self._calls.takes_copies(node):
+                return node, held
+            known = None
 
     async def _copy(
         self, place: LostPlace, metadata: LedgerMetadata, copying: _Copying

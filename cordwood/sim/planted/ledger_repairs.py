@@ -17,6 +17,7 @@ from cordwood.client.ledgers import (
 )
 from cordwood.client.ledgers.copy_states import CopyStates
 from cordwood.client.ledgers.ledger_check import LedgerChecking
+from cordwood.client.ledgers.ledger_metadata_calls import LedgerMetadataCalls
 from cordwood.client.ledgers.ledger_repair import LedgerRepair, write_copies
 from cordwood.client.ledgers.ledgers import Ledgers
 from cordwood.client.ledgers.readable_ledger import ReadableLedger
@@ -49,6 +50,8 @@ from cordwood.storage.rebuild import kept_ledgers
 SCENE = "tests/storage/test_ledger_autorecovery_bugs.py"
 
 UNREADABLE = "tests/storage/test_ledger_unreadable_entries.py"
+
+SPARES = "tests/storage/test_ledger_drained_spares.py"
 
 UPLOADS = "tests/storage/test_ledger_repair_uploads.py"
 
@@ -152,6 +155,10 @@ def _takes_no_change(before: LedgerMetadata, found: LedgerMetadata) -> bool:
 
 async def _says_nothing_of_a_spare(self: ledger_recovering._Attempt, node: int) -> None:
     return None
+
+
+async def _takes_as_chosen(self: LedgerMetadataCalls, node: int) -> bool:
+    return True
 
 
 def _forgets_the_first(right: Any, before: Mark | None, found: Mark) -> Any:
@@ -288,6 +295,12 @@ BUGS = (
                     at(StorageEngine.ask_for_flush).instead(lambda self: None))),
     _scene("drained-stays", "a drained node takes a writer's entries, until a recovery shuts it out",
            at(LedgerStore._takes_no_writers).instead(lambda self: bool(self._engine.read_only))),
+    PlantedBug("ledger-spare-drained-meanwhile",
+               "a recovery or a repair gives copies to a node that was drained after it was chosen",
+               at(LedgerMetadataCalls.takes_copies).instead(_takes_as_chosen), scene=SPARES),
+    PlantedBug("ledger-drained-takes-strangers",
+               "a drained node takes re-adds of ledgers that it does not know",
+               at(LedgerStore._takes_no_strangers).instead(lambda self: False), scene=SPARES),
     _scene("drain-unmarked", "ledgers are marked only once a drained node is empty, and may be stopped",
            at(rule.mark_of, within=role).around(_marks_only_lost)),
     _scene("copies-first", "a node gets copies before the metadata says so",

@@ -215,6 +215,8 @@ class LedgerStore:
         engine, size = self._engine, len(call.packed)
         if self._takes_no_writers() and not call.recovery:
             return AddRefusal.READ_ONLY
+        if held is None and self._takes_no_strangers():
+            return AddRefusal.READ_ONLY
         if engine.failed:
             raise Retryable(f"this node stores nothing: {engine.failed}")
         if size > engine.wal.record_bytes_max:
@@ -243,6 +245,13 @@ class LedgerStore:
         like those of a lost node. A writer that stayed would be shut out when the grace period is
         over."""
         return bool(self._engine.read_only) or self._engine.is_given_away
+
+    def _takes_no_strangers(self) -> bool:
+        """Whether re-adds of ledgers that are unknown here must go to other nodes. A recovery or a
+        repair may have chosen this node before it was drained, and an operator may take it away. An
+        ensemble's own member knows the ledger, by its entries or its fence: it takes re-adds, as
+        there may be no other node for them."""
+        return self._engine.is_given_away
 
     async def _has_others(self, call: AddEntries, entries: Sequence[KeptEntry]) -> bool:
         """Whether the ledger has another entry of one of these numbers. A repeated entry is equal
