@@ -288,7 +288,7 @@ class Node:
         await self._open_engine(admission.is_blank)
         self._repairs = Repairs(
             self._engine, settings.node, lambda: self._members, self._epochs.read,
-            settings.storage.rebuild_bytes_s, self._read_statuses,
+            settings.storage.rebuild_bytes_s, self._read_repair_statuses,
         )  # fmt: skip
         self._healing = WalHealing(
             self._engine, settings.node, self._repairs, self._epochs.newest, self.flush
@@ -605,7 +605,10 @@ class Node:
 
     def _told(self) -> Mapping[NodeId, Member]:
         """The members as clients get them."""
-        if self._said_age_ms():
+        return self._told_at(self._said_age_ms())
+
+    def _told_at(self, age_ms: int) -> Mapping[NodeId, Member]:
+        if age_ms:
             return self._members
         # The statuses of the set come from the event log, which does not need the metadata store.
         told = self._rebuild.told_statuses() if self._events.has_moved else frozenset[NodeId]()
@@ -640,6 +643,15 @@ class Node:
     async def _read_statuses(self, log: int) -> Statuses:
         await self._read_anew(strictly=log != EVENT_LOG)
         return statuses_of(self._judged(log))
+
+    async def _read_repair_statuses(self, log: int) -> Statuses:
+        """The statuses by which repairs of a log do without nodes: those of the set too.
+
+        Trap: a repair of the event log does not wait for the event log, whose recovery may wait for
+        this very node. It goes by the set as known.
+        """
+        await self._read_anew(strictly=log != EVENT_LOG)
+        return statuses_of(self._members.values())
 
     # The event log.
 
@@ -796,10 +808,10 @@ class Node:
                 dead, changes = sorted(map(int, self._gossip.dead)), self._log_watch.changes
                 asked, store = NodeId(call.version_of), self.settings.tier.store
                 version = await self._membership.version(asked) if asked else 0
-                infos = member_infos(self._told())
-                return MembersReply(
-                    self._cluster, infos, dead, changes, store, version, self._said_age_ms()
-                )
+                # Race: read once, so that an old list is not told with the age of a new one.
+                age_ms = self._said_age_ms()
+                infos = member_infos(self._told_at(age_ms))
+                return MembersReply(self._cluster, infos, dead, changes, store, version, age_ms)
             case SetAuthority():
                 await set_authority(self._membership, call, self._gossip.dead)
                 await self._refresh_members()

@@ -24,8 +24,9 @@ def test_runs_without_main_storage_have_no_such_ledgers() -> None:
 
 
 def test_each_bug_acts_where_there_is_main_storage() -> None:
-    assert len(BUGS) >= 4
-    for bug in BUGS:
+    for_seeds = [bug for bug in BUGS if not bug.scene]
+    assert len(for_seeds) >= 4
+    for bug in for_seeds:
         options = bug.scenario(swarm_options(1))
         assert options.workload.tiers_ledgers
         assert options.cluster.tier.store

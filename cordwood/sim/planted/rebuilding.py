@@ -266,7 +266,9 @@ _UNCONFIRMED = at(Moves._confirm).instead(_unasked)
 
 def _of_this_pass(right: Any, self: Donor) -> DonorState:
     state: DonorState = right(self)
-    return dataclasses.replace(state, blocked=self._pass.blocked if self._pass is not None else "")
+    return msgspec.structs.replace(
+        state, blocked=self._pass.blocked if self._pass is not None else ""
+    )
 
 
 async def _counts_on_no(

@@ -13,10 +13,12 @@ from typing import Any
 from cordwood.layout.engine_record import STORE_KIND
 from cordwood.layout.scrub_rows import DamagedRange
 from cordwood.layout.waves import StoredBlock, store_head
+from cordwood.node import Node
 from cordwood.nodes import Authority, NodeId
 from cordwood.protocol import repair_plan
 from cordwood.protocol.repair_plan import HeldCopy, RepairTurns, Said, Take
 from cordwood.quorum.f_majority import QuorumVerdict, weigh_replies
+from cordwood.recovery.heard import Statuses
 from cordwood.sim.fault_plan import Damage, Fault
 from cordwood.sim.options import RunOptions
 from cordwood.sim.planted.bug import PlantedBug, at, together
@@ -201,10 +203,18 @@ def _latest_of_all(me: NodeId, by_node: Mapping[NodeId, HeldCopy]) -> HeldCopy |
     return latest if latest is not None and me in latest.envelope.copyset else None
 
 
+async def _by_the_list(self: Node, log: int) -> Statuses:
+    return await self._read_statuses(log)
+
+
 BUGS = (
     PlantedBug("repair-by-an-older-list", "a repair counts nodes out by a list from before its "
                "answers: they may be back, and have acknowledged records",
                at(Repairs._plan_range).around(_planned_by_the_list),
+               scene="tests/storage/test_repair_statuses.py"),
+    PlantedBug("repair-of-events-by-the-list", "a repair of the event log waits for nodes that the "
+               "set calls empty, for ever",
+               at(Node._read_repair_statuses).instead(_by_the_list),
                scene="tests/storage/test_repair_statuses.py"),
     PlantedBug("repair-unchecked", "repair stores a copy from another node without checking its "
                                    "checksum",
