@@ -24,12 +24,13 @@ from cordwood.protocol.event_log import Verdict, apply, replication_with_place
 from cordwood.protocol.event_log_follower import EventFollower, Taken
 from cordwood.rebuilding import NeedsRebuild, RebuildEvent, RebuildingSet, Restated
 from cordwood.sequencer.activation import Activation
-from cordwood.sim.planted.bug import PlantedBug, at
+from cordwood.sim.planted.bug import PlantedBug, at, together
 from cordwood.sim.planted.rebuilding_scenarios import EVENTS_LOST, EVENTS_REPLICATED
 from cordwood.storage.rebuild import donor
 from cordwood.storage.rebuild.admission import Admission
 from cordwood.storage.rebuild.drain_orders import Came, DrainOrders
 from cordwood.storage.rebuild.epoch_nodesets import heard_nodesets
+from cordwood.storage.rebuild.role import RebuildRole
 from cordwood.wire.peers import Peers
 
 
@@ -125,10 +126,23 @@ class _NeverKept:
     """Adds events, and leaves the base as it is."""
 
     def __init__(self, events: EventLog) -> None:
-        self.say = events.say
+        self._events = events
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._events, name)
 
     async def keep(self) -> None:
         return
+
+
+async def _counted_on_unkept(right: Any, self: RebuildRole) -> bool:
+    events = self._events
+    unkept: Any = _NeverKept(events)
+    self._events = unkept
+    try:
+        return bool(await right(self))
+    finally:
+        self._events = events
 
 
 async def _admitted_unkept(
@@ -180,7 +194,8 @@ BUGS = (
                scene="tests/storage/test_event_log_counts.py"),
     PlantedBug("admitted-unkept", "a node that begins anew counts before the base has its event: by "
                "the base the node is still empty",
-               at(Admission.complete).around(_admitted_unkept),
+               together(at(Admission.complete).around(_admitted_unkept),
+                        at(RebuildRole.is_counted_on).around(_counted_on_unkept)),
                scene="tests/storage/test_event_log_counts.py"),
     PlantedBug("nodesets-unheard", "a donor asks the metadata store alone for a nodeset that it was "
                "not told: it gives nothing while the store is away",
