@@ -74,6 +74,8 @@ class Written(WriterCommitMessage):
         target: the number of the log of the option `log`, if it had rows for that log.
         query_id: of a stream, from Spark.
         checkpoints: the session's directory for checkpoints, "" if unset.
+        begun: the plan that it worked for, as it was when Spark made its writer. None where no plan
+            was read; a task of an earlier version, which has no such field, counts as one.
     """
 
     query: str
@@ -86,6 +88,7 @@ class Written(WriterCommitMessage):
     query_id: str = ""
     checkpoints: str = ""
     target: int | None = None
+    begun: Plan | None = None
 
 
 class _Writer:
@@ -321,9 +324,16 @@ class CordwoodWriter(_Writer, DataSourceArrowWriter):
 class CordwoodStreamWriter(_Writer, DataSourceStreamArrowWriter):
     """A stream.
 
-    Spark makes a writer on the driver for each micro-batch, before it sends it to the tasks. It
-    does not connect there, which would cost each micro-batch more than all of its look-ups: each
-    task looks the log's name up.
+    Spark makes a writer on the driver for each micro-batch, and sends it to the tasks. It does not
+    connect there, which would cost each micro-batch more than all of its look-ups: each task looks
+    the log's name up.
+
+    Trap: Spark commits and aborts with a writer that it makes anew, in another process, when the
+    tasks are done. What a commit is to know of the time before them, their messages tell
+    (docs/sources/spark.md §2 trap 14).
+
+    Attributes:
+        begun: the checkpoint's newest plan when this writer was made; None where none is seen.
     """
 
     def __init__(self, options: SinkOptions) -> None:
@@ -331,15 +341,23 @@ class CordwoodStreamWriter(_Writer, DataSourceStreamArrowWriter):
         Raises:
             Rejected: with deliveryMode=idempotent, the batch reads other ranges than the batch
                 written under its number.
-            BadSetting: the checkpoint does not say what its newest batch reads.
+            BadSetting: with deliveryMode=idempotent, the checkpoint does not say what its newest
+                batch reads. With exactlyOnce `write` raises it: the writer of an abort must be
+                made whatever the checkpoint has by then, or staged blocks stay until `stageTtl`.
         """
         super().__init__(options)
         # Race: an older copy of the checkpoint is put back while this driver is slow, and another
         # driver plans a batch of that number. So the plan is read now, and not at the commit.
-        checkpoint = Checkpoint.at(options.checkpoint)
-        self._begun: Plan | None = None
-        if checkpoint is not None and options.delivery != AT_LEAST_ONCE:
-            self._begun = checkpoint.newest_plan()
+        self.begun: Plan | None = None
+        self._unread = ""
+        try:
+            checkpoint = Checkpoint.at(options.checkpoint)
+            if checkpoint is not None and options.delivery != AT_LEAST_ONCE:
+                self.begun = checkpoint.newest_plan()
+        except (BadSetting, OSError) as error:
+            if options.delivery != EXACTLY_ONCE:
+                raise
+            self._unread = str(error)
         if options.delivery == IDEMPOTENT:
             self.note_plan()
 
@@ -350,14 +368,17 @@ class CordwoodStreamWriter(_Writer, DataSourceStreamArrowWriter):
         gives a task other rows: some would be taken for written rows, and be lost. The note takes
         the batch's place among published batches: from here on exactlyOnce refuses the batch, just
         as this mode refuses a published batch.
+
+        The writer of the commit does this again: the same plan is a repeat, and another one is
+        refused.
         """
         from cordwood.client.values import APPENDED
 
         checkpoint = Checkpoint.at(self._options.checkpoint)
-        if checkpoint is None or self._begun is None:
+        if checkpoint is None or self.begun is None:
             return
         query = self._options.app or checkpoint.query()
-        batch, found = self._begun.batch, self._begun.digest
+        batch, found = self.begun.batch, self.begun.digest
         checkpoint.make_durable(batch)
         self.note_name(checkpoint, batch, found)
         # Under the name that exactlyOnce publishes under, and with a mark: a batch that was begun
@@ -369,7 +390,10 @@ class CordwoodStreamWriter(_Writer, DataSourceStreamArrowWriter):
 
         Raises:
             Rejected: see `check_batch`.
+            BadSetting: the checkpoint did not say what the batch reads.
         """
+        if self._unread:
+            raise BadSetting(self._unread)
         query, batch = "", 0
         if self._options.delivery != AT_LEAST_ONCE:
             query, batch = query_and_batch()
@@ -377,7 +401,7 @@ class CordwoodStreamWriter(_Writer, DataSourceStreamArrowWriter):
         written = self._write(iterator, self._options.app or query, batch)
         context = TaskContext.get()
         found = context.getLocalProperty(CHECKPOINTS_PROPERTY) if context is not None else None
-        return replace(written, query_id=query, checkpoints=found or "")
+        return replace(written, query_id=query, checkpoints=found or "", begun=self.begun)
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
         """Publish what tasks staged, unless this batch was published before.
@@ -394,6 +418,8 @@ class CordwoodStreamWriter(_Writer, DataSourceStreamArrowWriter):
             return
         query = min(named)[0]
         assert named == {(query, batchId)}, f"tasks of batch {batchId} worked for {sorted(named)}"
+        if len({each.begun for each in written}) > 1:
+            raise self._two_runs(batchId, "had several plans for the tasks of one batch")
         found = self.plan_fingerprint(batchId, written[0])
         _publish(self._store(), query, batchId, staged_refs(messages), found)
 
@@ -404,6 +430,8 @@ class CordwoodStreamWriter(_Writer, DataSourceStreamArrowWriter):
         Spark does not sync its checkpoint. If a power cut took the newest plan and left the
         publication, another batch with the same number would count as a repeat.
 
+        Args:
+            written: the message of any of its tasks.
         Raises:
             Rejected: see `check_plan`.
             BadSetting: the checkpoint does not say what the batch reads.
@@ -417,7 +445,7 @@ class CordwoodStreamWriter(_Writer, DataSourceStreamArrowWriter):
             )
         )
         found = "" if checkpoint is None else checkpoint.fingerprint(batch)
-        self.check_plan(Plan(batch, found))
+        self.check_plan(written.begun, Plan(batch, found))
         if checkpoint is None:
             return ""
         checkpoint.make_durable(batch)
@@ -428,17 +456,17 @@ class CordwoodStreamWriter(_Writer, DataSourceStreamArrowWriter):
         """Check that the plan that was read when this writer was made is of the batch that runs.
 
         Args:
-            batch: as Spark tells it to the tasks and to the commit.
+            batch: as Spark tells it to the task.
         Raises:
             Rejected: another run of the query has the checkpoint; nothing more is written.
         """
-        if self._begun is not None and self._begun.batch != batch:
+        if self.begun is not None and self.begun.batch != batch:
             raise self._two_runs(
                 batch,
-                f"had batch {self._begun.batch} as its newest one when this run began {batch}",
+                f"had batch {self.begun.batch} as its newest one when this run began {batch}",
             )
 
-    def check_plan(self, found: Plan) -> None:
+    def check_plan(self, begun: Plan | None, found: Plan) -> None:
         """Check that the checkpoint still has the plan that the tasks of this batch worked for.
 
         The rows of one plan must never be published with the digest of another: the batch of the
@@ -446,14 +474,14 @@ class CordwoodStreamWriter(_Writer, DataSourceStreamArrowWriter):
         session's setting, no plan was read before.
 
         Args:
-            found: what the checkpoint says at the commit.
+            begun: what the tasks worked for, by their messages; None where no plan was read.
+            found: what the checkpoint says at the commit; the digest is "" where none is seen.
         Raises:
             Rejected: it has another plan, or none; nothing is published.
         """
         if not self._options.checkpoint:
             return
-        self.check_batch(found.batch)
-        if found.digest != (self._begun.digest if self._begun is not None else ""):
+        if found != (begun or Plan(found.batch, "")):
             raise self._two_runs(
                 found.batch, f"has another plan of batch {found.batch} than when this run began it"
             )

@@ -32,6 +32,7 @@ from cordwood.errors import (
     OutOfSequence,
     RecordTooLarge,
     Rejected,
+    StageExpired,
     UnknownLog,
     Unreachable,
 )
@@ -586,7 +587,8 @@ class TestOnce:
             (offsets / str(number + 1)).unlink(missing_ok=True)
             writer = CordwoodStreamWriter(parse_sink_options(asked))
             refs, *_ = stage_all(store, row_blocks(iter(numbered(first, stop)), "/a"), 60.0)
-            writer.commit([Written("q", number, 0, tuple(refs), 0, 0)], number)
+            message = Written("q", number, 0, tuple(refs), 0, 0, begun=writer.begun)
+            writer.commit([message], number)
 
         commit(0, 0, 10, 1)
         commit(1, 10, 20, 2)
@@ -612,16 +614,57 @@ class TestOnce:
         asked = {**LEAST, "checkpointLocation": str(checkpoint)}
         writer = CordwoodStreamWriter(parse_sink_options(asked))
         refs, *_ = stage_all(store, row_blocks(iter(numbered(0, 10)), "/anew"), 60.0)
-        message = Written("anew", 0, 0, tuple(refs), 0, 0)
+        message = Written("anew", 0, 0, tuple(refs), 0, 0, begun=writer.begun)
         if now == "another plan":
             plan.write_text('v1\n{}\n{"logs":{"1":20}}')
         elif now == "no plan":
             plan.unlink()
         else:
             shutil.rmtree(checkpoint)
+        # Spark makes another writer for the commit.
+        writer = CordwoodStreamWriter(parse_sink_options(asked))
         with pytest.raises((Rejected, BadSetting), match=r"batch 0"):
             writer.commit([message], 0)
         assert store.published("anew") is None
+
+    def test_tasks_without_one_plan_are_refused(
+        self, store: BlockingStore, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    ):
+        """Also tasks of an earlier version, which do not tell theirs."""
+        swap(monkeypatch, sink_module.shared_store, lambda *_: store, within=sink_module)
+        (tmp_path / "offsets").mkdir()
+        (tmp_path / "metadata").write_text('{"id": "told"}')
+        (tmp_path / "offsets" / "0").write_text('v1\n{}\n{"logs":{"1":10}}')
+        asked = parse_sink_options({**LEAST, "checkpointLocation": str(tmp_path)})
+        told = Written("told", 0, 0, (), 0, 0, begun=CordwoodStreamWriter(asked).begun)
+        untold = dataclasses.replace(told, partition=1)
+        del untold.__dict__["begun"]
+        for messages, said in (
+            ([untold], "has another plan of batch 0"),
+            ([told, untold], "several plans"),
+        ):
+            with pytest.raises(Rejected, match=said):
+                CordwoodStreamWriter(asked).commit(messages, 0)
+        assert store.published("told") is None
+        CordwoodStreamWriter(asked).commit([told, dataclasses.replace(told, partition=1)], 0)
+        assert store.published("told") is not None
+
+    def test_an_abort_releases_blocks_whatever_the_checkpoint_has_by_then(
+        self, store: BlockingStore, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    ):
+        """Spark makes a writer for it, and the plan may not be there any more."""
+        swap(monkeypatch, sink_module.shared_store, lambda *_: store, within=sink_module)
+        (tmp_path / "offsets" / "0").mkdir(parents=True)
+        asked = parse_sink_options({**LEAST, "checkpointLocation": str(tmp_path)})
+        refs, *_ = stage_all(store, row_blocks(iter(numbered(0, 10)), "/a"), 60.0)
+        writer = CordwoodStreamWriter(asked)
+        with pytest.raises(BadSetting, match="does not say what batch 0 reads"):
+            writer.write(iter(numbered(0, 10)))
+        writer.abort([Written("gone", 0, 0, tuple(refs), 0, 0), None], 0)
+        with pytest.raises(StageExpired):
+            publish(store, "gone", 0, refs)
+        with pytest.raises(BadSetting, match="does not say what batch 0 reads"):
+            CordwoodStreamWriter(dataclasses.replace(asked, delivery=IDEMPOTENT))
 
     def test_what_was_aborted_is_not_there_and_what_was_published_stays(
         self, store: BlockingStore, monkeypatch: pytest.MonkeyPatch

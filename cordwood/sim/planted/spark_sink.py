@@ -20,7 +20,7 @@ from cordwood.block import GapKind
 from cordwood.client.blocking.blocking_store import BlockingStore
 from cordwood.client.publish import publishing
 from cordwood.client.values import StagedRef, Tiered
-from cordwood.errors import Misplaced, OutOfSequence
+from cordwood.errors import BadSetting, Misplaced, OutOfSequence
 from cordwood.layout.log_names import normalise_name
 from cordwood.lsn import OLDEST, Lsn
 from cordwood.metadata import publications
@@ -34,7 +34,7 @@ from cordwood.protocol.publishing import (
 )
 from cordwood.sim.planted.bug import PlantedBug, at
 from cordwood.spark import catalog, sink, sink_rows, slice_reader, source, splitting
-from cordwood.spark.checkpoint import Checkpoint
+from cordwood.spark.checkpoint import Checkpoint, Plan
 from cordwood.spark.idempotent import OnceAppender, _Sent
 from cordwood.spark.jobs.land import Lander
 from cordwood.spark.ledger_ends import LedgerEnds
@@ -145,6 +145,19 @@ def _sees_no_checkpoint(
     right: Any, self: CordwoodStreamWriter, batch: int, written: Written
 ) -> str:
     return ""
+
+
+def _compares_with_itself(
+    right: Any, self: CordwoodStreamWriter, begun: Plan | None, found: Plan
+) -> None:
+    """The writer of the commit has read its plan just now."""
+    right(self, self.begun, found)
+
+
+def _needs_its_plan(right: Any, self: CordwoodStreamWriter, options: SinkOptions) -> None:
+    right(self, options)
+    if self._unread:
+        raise BadSetting(self._unread)
 
 
 def _notes_appends_elsewhere(
@@ -313,7 +326,13 @@ SCENE_BUGS = (
         "plan-read-at-commit",
         "A batch is published with the plan that the checkpoint has at the commit: if another "
         "driver planned the batch anew meanwhile, its batch counts as a repeat, and is lost.",
-        at(CordwoodStreamWriter.check_plan).around(_no_word),
+        at(CordwoodStreamWriter.check_plan).around(_compares_with_itself),
+    ),
+    PlantedBug(
+        "abort-needs-the-plan",
+        "No writer is made while the checkpoint does not say what its newest batch reads, not even "
+        "that of the abort: what the tasks staged stays until its time is up.",
+        at(CordwoodStreamWriter.__init__).around(_needs_its_plan),
     ),
     PlantedBug(
         "tasks-of-any-batch",

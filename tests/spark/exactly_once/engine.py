@@ -11,6 +11,7 @@ Source: Spark's MicroBatchExecution; docs/sources/spark.md §2, §8.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import pickle
@@ -159,8 +160,8 @@ class Engine:
     def _run_batch(self, batch: int, start: dict[str, Any], end: dict[str, Any]) -> None:
         planned = self._reader.partitions(start, end)
         ranges = planned_ranges(start, end)
-        # One for each batch, on the driver, as Spark makes it.
-        self._writer = CordwoodSource(dict(self.sink)).streamWriter(VALUE, False)
+        # What tasks get is made on the driver for each batch, as Spark makes it.
+        self._writer = self._made_writer()
         try:
             self.dies("planned", batch)
             reader = pickle.loads(self._sent)
@@ -173,10 +174,24 @@ class Engine:
             raise
         self.history.append(BatchTry(batch, ranges, tuple(map(tuple, parts))))
         self.dies("before publish", batch)
-        pickle.loads(pickle.dumps(self._writer)).commit(messages, batch)
+        try:
+            self._made_writer().commit(messages, batch)
+        except Exception:
+            # Spark raises what the commit did, whatever comes of the abort.
+            with contextlib.suppress(Exception):
+                self._made_writer().abort(messages, batch)
+            raise
         self.dies("after publish", batch)
         self.checkpoint.commits.add(batch)
         self.dies("committed", batch)
+
+    def _made_writer(self) -> Any:
+        """A writer of its own for the tasks, for the commit and for the abort.
+
+        Spark keeps none: each time it makes one of the source, in a process of its own
+        (pyspark/sql/worker/python_streaming_sink_runner.py).
+        """
+        return CordwoodSource(dict(self.sink)).streamWriter(VALUE, False)
 
     def _task(self, batch: int, number: int, rows: list[SinkRow]) -> Any:
         """Run a task, again if its first attempt fails; the message of the last."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import uuid
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -12,17 +13,17 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from engine import VALUE, Context
+from engine import VALUE, Checkpoint, Context, Died, Engine, at_the_sink, in_the_source
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 from swaps import swap
 
 from cordwood.block import Record
 from cordwood.client.blocking.blocking_store import BlockingStore
 from cordwood.client.publish.publishing import Published, Publisher
-from cordwood.errors import BadSetting, Fenced, OutOfSequence, Rejected, UnknownLog
+from cordwood.errors import BadSetting, Fenced, OutOfSequence, Rejected, StageExpired, UnknownLog
 from cordwood.sim.planted.bug import planted
 from cordwood.sim.planted.spark_sink import SCENE_BUGS
-from cordwood.spark.delivery import stage_all
+from cordwood.spark.delivery import publish, stage_all
 from cordwood.spark.idempotent import OnceAppender
 from cordwood.spark.jobs.land import Landed, Lander
 from cordwood.spark.jobs.landing import Landing
@@ -65,7 +66,7 @@ def planned_again(store: BlockingStore, log: str, tmp_path: Path) -> bool:
         writer = CordwoodStreamWriter(parse_sink_options(options))
         refs, *_ = stage_all(store, row_blocks(iter([rows(0, 10)]), log), 60.0)
         try:
-            writer.commit([Written(log, 0, 0, tuple(refs), 0, 0)], 0)
+            writer.commit([Written(log, 0, 0, tuple(refs), 0, 0, begun=writer.begun)], 0)
         except Rejected:
             return False
     return values(store, log) == list(range(10))
@@ -73,21 +74,47 @@ def planned_again(store: BlockingStore, log: str, tmp_path: Path) -> bool:
 
 def planned_anew_amid_the_batch(store: BlockingStore, log: str, tmp_path: Path) -> bool:
     """A driver stands before its commit. An older checkpoint is put back, and another driver plans
-    another batch of that number."""
-    offsets = tmp_path / "offsets"
-    offsets.mkdir()
-    (tmp_path / "metadata").write_text(json.dumps({"id": log}))
+    another batch of that number; it commits when the first one has."""
+    source, directory = f"{log}-from", tmp_path / "checkpoint"
+    (directory / "offsets").mkdir(parents=True)
+    first, second = (Checkpoint(log, directory=directory) for _ in range(2))
+    store.append_many(source, [b"%d" % number for number in range(10)])
+    reads = {SERVERS: "h:1", "subscribe": source, "startingOffsets": "earliest"}
+    writes = {SERVERS: "h:1", "log": log, "checkpointLocation": str(directory)}
+
+    def driver(known: Checkpoint, at: Callable[[str, int], None]) -> Engine:
+        return Engine(reads, writes, known, [], at, list, lambda: False, lambda: None)
+
+    def stands(point: str, _: int) -> None:
+        if point == "before publish":
+            store.append_many(source, [b"%d" % number for number in range(10, 20)])
+            with contextlib.suppress(Died):
+                driver(second, dies).run()
+
+    def dies(point: str, _: int) -> None:
+        if point == "before publish":
+            raise Died(point)
+
+    with contextlib.suppress(Rejected):
+        driver(first, stands).run()
+    with contextlib.suppress(Rejected):
+        driver(second, lambda *_: None).run()
+    return Counter(at_the_sink(store, log)) == Counter(in_the_source(store, [source]))
+
+
+def aborted_without_its_plan(store: BlockingStore, log: str, tmp_path: Path) -> bool:
+    """The newest plan cannot be read any more when Spark makes the writer of the abort."""
+    (tmp_path / "offsets" / "0").mkdir(parents=True)
     options = {SERVERS: "h:1", "log": log, "checkpointLocation": str(tmp_path)}
-    begun = []
-    for first, stop in ((0, 10), (0, 20)):
-        (offsets / "0").write_text(f'v1\n{{}}\n{{"logs":{{"1":"e1n{stop}"}}}}')
-        writer = CordwoodStreamWriter(parse_sink_options(options))
-        refs, *_ = stage_all(store, row_blocks(iter([rows(first, stop)]), log), 60.0)
-        begun.append((writer, Written(log, 0, 0, tuple(refs), 0, 0)))
-    for writer, message in begun:
-        with contextlib.suppress(Rejected):
-            writer.commit([message], 0)
-    return values(store, log) == list(range(20))
+    refs, *_ = stage_all(store, row_blocks(iter([rows(0, 10)]), log), 60.0)
+    with contextlib.suppress(BadSetting):
+        made = CordwoodSource(options).streamWriter(VALUE, False)
+        made.abort([Written(log, 0, 0, tuple(refs), 0, 0)], 0)
+    try:
+        publish(store, log, 0, refs)
+    except StageExpired:
+        return True
+    return False
 
 
 def planned_anew_before_the_tasks(store: BlockingStore, log: str, tmp_path: Path) -> bool:
@@ -123,7 +150,7 @@ def two_queries_of_one_name(store: BlockingStore, log: str, tmp_path: Path) -> b
         writer = CordwoodStreamWriter(parse_sink_options({**options, "txnAppId": log}))
         refs, *_ = stage_all(store, row_blocks(iter([rows(0, 10)]), name), 60.0)
         try:
-            writer.commit([Written(log, 0, 0, tuple(refs), 0, 0)], 0)
+            writer.commit([Written(log, 0, 0, tuple(refs), 0, 0, begun=writer.begun)], 0)
         except Rejected as error:
             return "another query has this name" in str(error)
     return False
@@ -258,7 +285,8 @@ def note_where_no_checkpoint_is_seen(store: BlockingStore, log: str, tmp_path: P
         {SERVERS: "h:1", "log": log, "checkpointLocation": str(tmp_path), "txnAppId": f"{log}-app"}
     )
     written = Written(log, 0, 0, (), 0, 0, query_id=log)
-    CordwoodStreamWriter(named).plan_fingerprint(0, written)
+    writer = CordwoodStreamWriter(named)
+    writer.plan_fingerprint(0, replace(written, begun=writer.begun))
     remote = {SERVERS: "h:1", "log": log, "checkpointLocation": "s3a://bucket/checkpoint"}
     writer = CordwoodStreamWriter(parse_sink_options(remote))
     refs, *_ = stage_all(store, row_blocks(iter([rows(0, 10)]), log), 60.0)
@@ -291,8 +319,9 @@ def copy_beside_the_checkpoint(store: BlockingStore, log: str, tmp_path: Path) -
         writer = CordwoodStreamWriter(parse_sink_options({**options, **place}))
         refs, *_ = stage_all(store, row_blocks(iter([rows(first, 10 + first)]), log), 60.0)
         told = Written(
-            log, 0, 0, tuple(refs), 0, 0, query_id=log, checkpoints="" if place else str(tmp_path)
-        )
+            log, 0, 0, tuple(refs), 0, 0, query_id=log, checkpoints="" if place else str(tmp_path),
+            begun=writer.begun,
+        )  # fmt: skip
         try:
             writer.commit([told], 0)
         except Rejected:
@@ -415,6 +444,7 @@ def follower(store: BlockingStore, log: str) -> Callable[..., CordwoodStreamRead
 
 SCENES = {
     "time-in-plan": planned_again,
+    "abort-needs-the-plan": aborted_without_its_plan,
     "plan-read-at-commit": planned_anew_amid_the_batch,
     "tasks-of-any-batch": planned_anew_before_the_tasks,
     "plans-of-all-queries": two_queries_of_one_name,
