@@ -299,18 +299,27 @@ def with_holder(
 
 
 def gives_last(rebuilding: RebuildingSet, node: int) -> bool:
-    """Whether a node is no drained node, or all other donors of its copies are done.
+    """Whether a node is no drained node, or all other donors of its copies are done, and all nodes
+    are empty whose drains were asked for earlier.
 
     A drained node leaves blocks to members before it, and to main storage. Both may lose them while
-    the drain goes on for other donors. So it looks once more when it is the last one. Two drained
-    nodes do not wait for each other: each holds back only the report about itself.
+    the drain goes on for other donors. So it looks once more when it is the last one. It holds back
+    only the report about itself, and a later drain waits for an earlier one: none waits in a
+    circle.
 
     Source: docs/protocol/rebuilding.md ("How a loss is healed", 5).
     """
     entry = rebuilding.entry(node)
     if entry is None or not entry.relocates or entry.is_empty:
         return True
+    # Race: a block that is left to another drained node is on no other node once that one is empty.
+    if _follows_a_drain(rebuilding, entry):
+        return False
     return set(entry.donors) - set(entry.done) <= {node}
+
+
+def _follows_a_drain(rebuilding: RebuildingSet, entry: LostNode) -> bool:
+    return any(version < entry.version for version in drains(rebuilding).values())
 
 
 def gives(rebuilding: RebuildingSet, donor: int) -> bool:

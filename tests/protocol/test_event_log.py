@@ -644,6 +644,10 @@ def test_a_node_that_holds_a_short_end_becomes_a_donor_once() -> None:
     assert with_holder(after, {6}, 7) is None
 
 
+def _done(node: int, *donors: int, at: int = 11) -> str:
+    return "".join(f"; done {node} by {donor} @{at}" for donor in donors)
+
+
 @pytest.mark.parametrize(
     ("story", "last"),
     [
@@ -652,9 +656,15 @@ def test_a_node_that_holds_a_short_end_becomes_a_donor_once() -> None:
         ("drain 3/3; done 3 by 1 @10", {1, 2}),
         ("drain 3/3; done 3 by 1 @10; done 3 by 2 @10", {1, 2, 3}),
         ("lost 3/3", {1, 2, 3}),
-        # Each reports about the other one at once, so none waits for the other.
+        # Each reports about the other one at once, and the later drain waits for the earlier one.
         ("drain 3/6; drain 2/6", {1}),
-        ("drain 3/6; drain 2/6" + "".join(f"; done 3 by {n} @11" for n in (1, 2, 4, 5, 6)), {1, 3}),
+        (f"drain 3/6; drain 2/6{_done(3, 1, 2, 4, 5, 6)}", {1, 3}),
+        (f"drain 3/6; drain 2/6{_done(2, 1, 3, 4, 5, 6)}", {1}),
+        (f"drain 3/6; drain 2/6{_done(3, 1, 2, 4, 5, 6)}{_done(2, 1, 3, 4, 5, 6)}", {1, 3}),
+        (f"drain 3/6; drain 2/6{_done(3, 1, 2, 3, 4, 5, 6)}{_done(2, 1, 4, 5, 6)}", {1, 2, 3}),
+        # A drain that was taken back, or whose node was lost, is waited for no more.
+        (f"drain 3/6; drain 2/6{_done(2, 1, 3, 4, 5, 6)}; undrain 3", {1, 2, 3}),
+        (f"drain 3/6; drain 2/6; lost 3/6{_done(2, 1, 4, 5, 6, at=12)}", {1, 2, 3}),
     ],
 )
 def test_a_drained_node_gives_last(story: str, last: set[int]) -> None:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence, Set
 from dataclasses import replace
 
 import pytest
 from cluster_at_hand import ClusterAtHand, read_all, simulate, until
 from rebuild_scene import lose_disk, order
+from swaps import swap
 from test_lost_in_main_storage import (
     STORAGE,
     TIER,
@@ -22,8 +23,14 @@ from test_lost_in_main_storage import (
 
 from cordwood.block import Record
 from cordwood.layout.message_rebuilding import RebuildOrder
+from cordwood.lsn import Lsn
+from cordwood.metadata.log_info import LogInfo
 from cordwood.nodes import NodeId
+from cordwood.protocol.event_log import gives_last
 from cordwood.sim.planted import find_bug, planted
+from cordwood.storage.rebuild.donor_look import DonorLook
+from cordwood.storage.rebuild.donor_pass import Pass
+from cordwood.uploading.local_drops import LocalDrops
 
 
 async def drained(cluster: ClusterAtHand, leaving: NodeId, other: NodeId) -> None:
@@ -165,3 +172,75 @@ def test_two_nodes_that_are_drained_at_once_do_not_wait_for_each_other() -> None
         await until(lambda: all(role.set.entry(node).is_empty for node in leaving), timeout_s=30)
 
     simulate(scene, nodes=5, copies=2, storage=STORAGE, tier=TIER, seed=1)
+
+
+def kept_by(monkeypatch: pytest.MonkeyPatch, cluster: ClusterAtHand, nodes: Set[int]) -> None:
+    """These nodes let go later than the others: they have a longer `retention_every_s`."""
+    engines = [cluster.running[NodeId(node)].engine for node in nodes]
+    right = LocalDrops._let_go
+
+    async def let_go(self: LocalDrops, log: int, info: LogInfo) -> None:
+        if self._engine not in engines:
+            await right(self, log, info)
+
+    swap(monkeypatch, right, let_go)
+
+
+async def all_read_without(cluster: ClusterAtHand, leaving: Set[int], tail: Lsn) -> None:
+    """Stop the drained nodes, and read all records of the log."""
+    for node in leaving:
+        await cluster.stop(NodeId(node))
+    await asyncio.sleep(5)
+    async with cluster.client() as store:
+        items = await read_all(store, "log", until=tail)
+    assert losses(items) == []
+    assert sum(isinstance(each, Record) for each in items) == 15
+
+
+async def two_drains(cluster: ClusterAtHand, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two nodes are drained, and the last look of the later one takes long. Main storage loses a
+    range meanwhile, of which the third member of the copyset had let go."""
+    async with cluster.client() as store:
+        await store.create_log("log", attributes=TIERED)
+        await write(store, 15)
+        tail = await store.tail("log")
+    past, earlier, later = await copyset_of(cluster, 1)
+    kept_by(monkeypatch, cluster, {earlier, later})
+    await until(lambda: cluster.running[past].engine.gone_of(1), timeout_s=200)
+    begun, right = asyncio.Event(), DonorLook.look_at_all
+
+    async def look(self: DonorLook, now: Pass, is_old: Callable[[], bool]) -> None:
+        entry = now.rebuilding.entry(later)
+        is_last = entry is not None and gives_last(now.rebuilding, later)
+        if self._me == later and is_last and not begun.is_set():
+            begun.set()
+            await asyncio.sleep(10)
+        await right(self, now, is_old)
+
+    swap(monkeypatch, right, look)
+    for node in (earlier, later):
+        await order(cluster, node, RebuildOrder.DRAIN, forced=True)
+    await begun.wait()
+    await asyncio.sleep(5)
+    role = cluster.running[past]._rebuild
+    assert role.set.entry(earlier).is_empty
+    first, last = await lose_objects(cluster, slice(0, 1))
+    assert set(await holders(cluster, first, last)) == {earlier, later}
+    await until(lambda: role.set.entry(later).is_empty, timeout_s=100)
+    await all_read_without(cluster, {earlier, later}, tail)
+
+
+@pytest.mark.slow
+def test_a_later_drain_looks_once_more_when_an_earlier_one_has_ended() -> None:
+    """It left its blocks to the other drained node, which was empty by then, and looks no more."""
+
+    def run() -> None:
+        with pytest.MonkeyPatch.context() as patched:
+            simulate(
+                lambda cluster: two_drains(cluster, patched),
+                nodes=7, copies=3, storage=ANEW, tier=TIER, seed=1,
+            )  # fmt: skip
+
+    run()
+    with planted(find_bug("drains-end-in-any-order")), pytest.raises(AssertionError):
+        run()

@@ -286,6 +286,10 @@ async def _counts_on_no(
     ]
 
 
+def _follows_none(rebuilding: RebuildingSet, entry: LostNode) -> bool:
+    return False
+
+
 async def _no_is_no_doubt(right: Any, self: DonorLook, doubted: Doubted, now: Pass) -> bool:
     ask = self._ask
 
@@ -433,5 +437,8 @@ BUGS = (
                scene="tests/storage/test_drained_losses.py"),
     PlantedBug("drained-node-looks-once", "a drained node says that it is done, and does not look again "
                "when the other donors are", at(Pass.looks_again).instead(lambda self, me: False),
+               scene="tests/storage/test_drained_losses.py"),
+    PlantedBug("drains-end-in-any-order", "a drained node leaves blocks to another one that is drained, "
+               "and neither waits for the other", at(event_log._follows_a_drain).instead(_follows_none),
                scene="tests/storage/test_drained_losses.py"),
 )  # fmt: skip
