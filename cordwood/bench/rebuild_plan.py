@@ -136,6 +136,8 @@ async def _plan(directory: str, logs: int) -> tuple[float, float, int, int]:
 class _NoMainStorage:
     """No log is in main storage."""
 
+    is_used = False
+
     async def refresh(self, *, anew: bool) -> None:
         pass
 

@@ -113,6 +113,11 @@ class LocalDrops:
             if (cached := self._engine.cache.get(log)) is not None:
                 cached.letting_go = 0
 
+    @property
+    def is_used(self) -> bool:
+        """See `MainCopies`."""
+        return bool(self._objects.address)
+
     async def refresh(self, *, anew: bool) -> None:
         """See `MainCopies`."""
         if anew:

@@ -23,6 +23,7 @@ from test_lost_in_main_storage import (
 
 from cordwood.block import Record
 from cordwood.layout.message_rebuilding import RebuildOrder
+from cordwood.log_attributes import LogAttributes
 from cordwood.lsn import Lsn
 from cordwood.metadata.log_info import LogInfo
 from cordwood.nodes import NodeId
@@ -111,15 +112,20 @@ def test_a_member_that_began_anew_is_not_left_what_main_storage_lost_since(
         run()
 
 
-async def a_drain_takes_long(cluster: ClusterAtHand) -> None:
+async def a_drain_takes_long(cluster: ClusterAtHand, *, tiered_late: bool = False) -> None:
     """A drained node leaves its blocks to the member before it, whose other copies find no place.
-    This member lets go of them, and then main storage loses some of them."""
+    This member lets go of them, and then main storage loses some of them.
+
+    Args:
+        tiered_late: whether the log goes to main storage only after the drained node's first look.
+    """
     leaving = NodeId(3)
     cluster.storages[leaving] = replace(STORAGE, retention_every_s=600)  # it lets go later
     await cluster.stop(leaving)
     await cluster.start(leaving)
     async with cluster.client() as store:
-        await store.create_log("log", attributes=TIERED)
+        attributes = LogAttributes() if tiered_late else TIERED
+        await store.create_log("log", attributes=attributes)
         await write(store, 15)
         tail = await store.tail("log")
         before, second = await copyset_of(cluster, 1)
@@ -131,7 +137,11 @@ async def a_drain_takes_long(cluster: ClusterAtHand) -> None:
         await asyncio.sleep(3)
     await order(cluster, leaving, RebuildOrder.DRAIN, forced=True)
     role = cluster.running[before]._rebuild
-    await until(lambda: cluster.running[before].engine.gone_of(1), timeout_s=100)
+    if tiered_late:
+        await asyncio.sleep(10)
+        async with cluster.client() as store:
+            await store.log_tree.set_attributes("log", TIERED)
+    await until(lambda: cluster.running[before].engine.gone_of(1), timeout_s=200)
     assert not cluster.running[leaving].engine.gone_of(1)
     first, last = await lose_objects(cluster, slice(0, 1))
     assert set(await holders(cluster, first, last)) == {leaving}
@@ -148,14 +158,23 @@ async def a_drain_takes_long(cluster: ClusterAtHand) -> None:
 
 
 @pytest.mark.slow
-def test_a_drained_node_looks_once_more_when_all_other_donors_are_done() -> None:
+@pytest.mark.parametrize(
+    ("tiered_late", "bug"),
+    [(False, "drained-node-looks-once"), (True, "drained-node-has-no-tier-yet")],
+)
+def test_a_drained_node_looks_once_more_when_all_other_donors_are_done(
+    tiered_late: bool, bug: str
+) -> None:
     """It had said that it was done while the member before it still had the blocks."""
 
     def run() -> None:
-        simulate(a_drain_takes_long, nodes=6, copies=2, storage=ANEW, tier=TIER, seed=3)
+        simulate(
+            lambda cluster: a_drain_takes_long(cluster, tiered_late=tiered_late),
+            nodes=6, copies=2, storage=ANEW, tier=TIER, seed=3,
+        )  # fmt: skip
 
     run()
-    with planted(find_bug("drained-node-looks-once")), pytest.raises(AssertionError):
+    with planted(find_bug(bug)), pytest.raises(AssertionError):
         run()
 
 

@@ -286,6 +286,10 @@ async def _counts_on_no(
     ]
 
 
+def _used_by_now(self: LocalDrops) -> bool:
+    return bool(self._logs.tiered)
+
+
 def _follows_none(rebuilding: RebuildingSet, entry: LostNode) -> bool:
     return False
 
@@ -437,6 +441,9 @@ BUGS = (
                scene="tests/storage/test_drained_losses.py"),
     PlantedBug("drained-node-looks-once", "a drained node says that it is done, and does not look again "
                "when the other donors are", at(Pass.looks_again).instead(lambda self, me: False),
+               scene="tests/storage/test_drained_losses.py"),
+    PlantedBug("drained-node-has-no-tier-yet", "a drained node looks again only if a log was in main "
+               "storage at its first look", at(LocalDrops.is_used).instead(_used_by_now),
                scene="tests/storage/test_drained_losses.py"),
     PlantedBug("drains-end-in-any-order", "a drained node leaves blocks to another one that is drained, "
                "and neither waits for the other", at(event_log._follows_a_drain).instead(_follows_none),

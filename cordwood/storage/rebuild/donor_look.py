@@ -85,6 +85,7 @@ class DonorLook:
         # order, or since a drained node left blocks to it.
         by = now.rebuilding.version, gives_last(now.rebuilding, self._me)
         await self._main().refresh(anew=self._looked_by != by)
+        now.has_main = self._main().is_used
         self._looked_by = by
         reader, since_turn = self._engine.reader, 0
         past: set[int] = set()
@@ -168,7 +169,6 @@ class DonorLook:
         held, found = self._engine.cache.log(log), LogWork(log, 0)
         doubted = Doubted(LogWork(log, 0))
         may_be_past = self._main().may_have(log)
-        now.may_be_past = now.may_be_past or may_be_past
 
         @functools.cache
         def epochs() -> EpochNodesets:

@@ -60,7 +60,8 @@ class Pass:
         rotten: logs with copies that have rotted here. Nothing is repaired before it is released.
         noted: moves that the look found noted and unfinished.
         is_uncertain: some lost nodes together may have held a block that no other node has.
-        may_be_past: this node may leave blocks to main storage, or to members that let go of them.
+        has_main: this node has main storage, so other nodes may let go of blocks that it leaves to
+            them, also of a log that goes to main storage only later.
         short_of: awaited nodes that blocks here name only because they have too few copies.
         is_cut: a later set, or a loss that was heard of at the end, asks for another pass.
     """
@@ -72,7 +73,7 @@ class Pass:
     unsettled: list[int] = field(default_factory=list)
     rotten: list[int] = field(default_factory=list)
     noted: int = 0
-    may_be_past: bool = False
+    has_main: bool = False
     short_of: set[int] = field(default_factory=set)
     is_uncertain: bool = False
     is_looking: bool = True
@@ -87,7 +88,7 @@ class Pass:
     def looks_again(self, me: int) -> bool:
         """Whether a drained node looks once more before it says that it is done: see
         `event_log.gives_last`."""
-        return self.is_done and self.may_be_past and not gives_last(self.rebuilding, me)
+        return self.is_done and self.has_main and not gives_last(self.rebuilding, me)
 
     @property
     def blocked(self) -> str:

@@ -12,6 +12,10 @@ from typing import Protocol
 class MainCopies(Protocol):
     """See the module."""
 
+    @property
+    def is_used(self) -> bool:
+        """Whether this node has main storage: any log may be there later."""
+
     async def refresh(self, *, anew: bool) -> None:
         """Read which logs ask for main storage, for `may_have`. If the metadata store does not
         answer, what was read before counts, and an unknown log may be in main storage.
