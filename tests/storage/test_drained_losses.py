@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import pytest
 from cluster_at_hand import ClusterAtHand, read_all, simulate, until
+from msgspec.structs import replace as replace_fields
 from rebuild_scene import lose_disk, order
 from swaps import swap
 from test_lost_in_main_storage import (
@@ -28,6 +29,8 @@ from cordwood.lsn import Lsn
 from cordwood.metadata.log_info import LogInfo
 from cordwood.nodes import NodeId
 from cordwood.protocol.event_log import gives_last
+from cordwood.protocol.rebuild_plan import Losses
+from cordwood.rebuilding import LostNode, RebuildingSet
 from cordwood.sim.planted import find_bug, planted
 from cordwood.storage.rebuild.donor_look import DonorLook
 from cordwood.storage.rebuild.donor_pass import Pass
@@ -263,3 +266,78 @@ def test_a_later_drain_looks_once_more_when_an_earlier_one_has_ended() -> None:
     run()
     with planted(find_bug("drains-end-in-any-order")), pytest.raises(AssertionError):
         run()
+
+
+async def a_node_is_silent(cluster: ClusterAtHand, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A drained node has looked its last time, and waits in the same pass for a donor that does not
+    say whether it lost records. Main storage loses a range meanwhile."""
+    async with cluster.client() as store:
+        await store.create_log("log", attributes=TIERED)
+        await write(store, 15)
+        tail = await store.tail("log")
+    past, leaving = await copyset_of(cluster, 1)
+    silent = max({*cluster.running} - {past, leaving})
+    kept_by(monkeypatch, cluster, {leaving})
+    await until(lambda: cluster.running[past].engine.gone_of(1), timeout_s=200)
+    begun, right = asyncio.Event(), DonorLook.look_at_all
+
+    async def look(self: DonorLook, now: Pass, is_old: Callable[[], bool]) -> None:
+        if self._me == leaving and not begun.is_set():
+            begun.set()
+            await asyncio.sleep(8)  # the other donors are done meanwhile
+        await right(self, now, is_old)
+
+    swap(monkeypatch, right, look)
+    await order(cluster, leaving, RebuildOrder.DRAIN, forced=True)
+    await asyncio.sleep(6)
+    cluster.kill(silent)
+    await asyncio.sleep(40)
+    donor, role = cluster.running[leaving]._rebuild._donor, cluster.running[past]._rebuild
+    assert not donor.state().is_looking
+    assert f"nodes [{silent}] do not say" in donor.state().blocked
+    first, last = await lose_objects(cluster, slice(0, 1))
+    assert set(await holders(cluster, first, last)) == {leaving}
+    await asyncio.sleep(30)
+    await cluster.start(silent)
+    await until(lambda: role.set.entry(leaving).is_empty, timeout_s=100)
+    await all_read_without(cluster, {leaving}, tail)
+
+
+@pytest.mark.slow
+def test_a_drained_node_that_waited_behind_its_last_look_looks_once_more() -> None:
+    def run() -> None:
+        with pytest.MonkeyPatch.context() as patched:
+            simulate(
+                lambda cluster: a_node_is_silent(cluster, patched),
+                nodes=6, copies=2, storage=ANEW, tier=TIER, seed=1,
+            )  # fmt: skip
+
+    run()
+    with planted(find_bug("drained-node-waits-after-look")), pytest.raises(AssertionError):
+        run()
+
+
+DRAINED = LostNode(3, 1, relocates=True, donors=(1, 2, 3), done=(1, 2))
+
+
+@pytest.mark.parametrize(
+    ("entry", "has_main", "has_waited", "blocks", "is_old"),
+    [
+        (DRAINED, True, False, 0, False),
+        (DRAINED, True, True, 0, True),
+        (DRAINED, True, False, 1, True),
+        (DRAINED, False, True, 1, False),
+        # It looks once more in any case, when the others are done.
+        (replace_fields(DRAINED, done=(1,)), True, False, 1, False),
+        (replace_fields(DRAINED, done=(1,)), True, True, 0, True),
+        # A node that stays keeps its copies.
+        (replace_fields(DRAINED, node=2), True, False, 1, False),
+    ],
+)
+def test_a_look_is_old_once_its_pass_took_long(
+    entry: LostNode, has_main: bool, has_waited: bool, blocks: int, is_old: bool
+) -> None:
+    rebuilding = RebuildingSet(1, 1, (entry,))
+    made = Pass(rebuilding, Losses.of(rebuilding), has_main=has_main, has_waited=has_waited)
+    made.report.blocks = blocks
+    assert made.is_look_old(3) == is_old

@@ -445,6 +445,9 @@ BUGS = (
     PlantedBug("drained-node-has-no-tier-yet", "a drained node looks again only if a log was in main "
                "storage at its first look", at(LocalDrops.is_used).instead(_used_by_now),
                scene="tests/storage/test_drained_losses.py"),
+    PlantedBug("drained-node-waits-after-look", "a drained node waits for silent nodes after its last "
+               "look, and does not look again", at(Pass.is_look_old).instead(lambda self, me: False),
+               scene="tests/storage/test_drained_losses.py"),
     PlantedBug("drains-end-in-any-order", "a drained node leaves blocks to another one that is drained, "
                "and neither waits for the other", at(event_log._follows_a_drain).instead(_follows_none),
                scene="tests/storage/test_drained_losses.py"),

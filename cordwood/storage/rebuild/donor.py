@@ -175,6 +175,9 @@ class Donor:
             # Trap: if the first member is known to have lost records, the next member is the
             # donor. If the first lost the block and no other node knew, no donor would give it.
             await self._hear_who_lost(silent, now, is_old)
+            if now.is_look_old(self._me):
+                now.is_cut = True
+                self._look.forget()
         now.is_cut = now.is_cut or is_old()
         if now.is_done and has_order:
             # Only at the end: the others then know all that this node knew as it gave its last
@@ -215,6 +218,7 @@ class Donor:
         """Wait for nodes that did not say whether they lost records. They are donors too. If one of
         them lost records, another pass follows."""
         while silent and not is_old():
+            now.has_waited = True
             now.report.waits = set(map(int, silent))
             await asyncio.sleep(LOST_PAUSE_S)
             lost, silent = await self._ask_who_lost(silent)

@@ -79,6 +79,10 @@ class DonorLook:
         # The version of the set by which it looked last, and whether this node was the last donor.
         self._looked_by = 0, True
 
+    def forget(self) -> None:
+        """Forget what main storage had: it may have lost something since."""
+        self._looked_by = 0, True
+
     async def look_at_all(self, now: Pass, is_old: Callable[[], bool]) -> None:
         """The blocks to move in all logs."""
         # Trap: main storage may have lost something between the looks for an earlier order and this

@@ -63,6 +63,7 @@ class Pass:
         has_main: this node has main storage, so other nodes may let go of blocks that it leaves to
             them, also of a log that goes to main storage only later.
         short_of: awaited nodes that blocks here name only because they have too few copies.
+        has_waited: it waited for silent nodes after its look.
         is_cut: a later set, or a loss that was heard of at the end, asks for another pass.
     """
 
@@ -77,6 +78,7 @@ class Pass:
     short_of: set[int] = field(default_factory=set)
     is_uncertain: bool = False
     is_looking: bool = True
+    has_waited: bool = False
     is_cut: bool = False
     began_s: float = 0.0
 
@@ -89,6 +91,13 @@ class Pass:
         """Whether a drained node looks once more before it says that it is done: see
         `event_log.gives_last`."""
         return self.is_done and self.has_main and not gives_last(self.rebuilding, me)
+
+    def is_look_old(self, me: int) -> bool:
+        """Whether main storage may have lost something since the look, in the time that moves of a
+        drained node took, or waiting for nodes. Then another pass looks again; it moves no block
+        that was moved, and asks nodes that answer by now."""
+        is_last = me in self.losses.leaving and gives_last(self.rebuilding, me)
+        return self.has_main and (self.has_waited or (is_last and self.report.blocks > 0))
 
     @property
     def blocked(self) -> str:
