@@ -104,6 +104,7 @@ def test_a_node_is_not_healed_while_a_silent_node_may_have_what_main_storage_los
         await asyncio.sleep(10)
         waits = f"nodes [{away}] do not say all that they hold there, and main storage lost it"
         assert waits in node._rebuild._healing().waits
+        assert "`cordwood rebuild gone`" in node._rebuild._healing().waits
         await cluster.start(away)
         await until(lambda: not node.engine.damage)
         assert await holders(cluster, first, last) == before

@@ -78,6 +78,12 @@ LOOK_S = 60.0
 LOOK_BYTES = 1 << 20
 LOOK_BLOCKS = 256
 """The most bytes and blocks of one read of this node's own copies."""
+
+_LOST_IN_MAIN = (
+    ", and main storage lost it; if such a node never comes back, `cordwood rebuild gone` of it "
+    "ends the wait"
+)
+
 WHY_READ = "a read could not read it"
 
 STIRRED_MAX = 16
@@ -355,7 +361,7 @@ class Repairs:
         except CordwoodError as error:
             return plan._replace(waits=f"{plan.waits}, and main storage does not answer: {error}")
         plan = await planned(upto, Past.SURE if is_there else Past.EMPTY)
-        waits = f"{plan.waits}, and main storage lost it" if not is_there else plan.waits
+        waits = f"{plan.waits}{_LOST_IN_MAIN}" if not is_there else plan.waits
         return plan._replace(waits=waits if plan.waits else "")
 
     async def _by_sure_statuses(
