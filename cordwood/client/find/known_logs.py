@@ -5,7 +5,8 @@ name leads to a number until the log is renamed or deleted. Nodes count the chan
 and tell the count with the members, every few seconds (`cluster.REFRESH_S`). An entry from before
 the newest change is looked up again at its next use. If the node that made a change died before it
 could count it, no count tells of the change. So old entries are looked up again too. A client that
-was stopped has heard no count meanwhile: it looks up each name again.
+was stopped has heard no count meanwhile: it looks up each name again. A number leads to its log
+for good: nobody waits for it because it is old.
 
 Source: docs/reading.md ("Names and numbers").
 """
@@ -101,8 +102,16 @@ class KnownLogs:
         return found if len(counts) < 2 else None
 
     def must_ask(self, log: AnyLog) -> bool:
-        """Whether the name may belong to another log by now."""
-        return self._now_s() >= self.heard_until_s or self.has_changed(log) or self.is_old(log)
+        """Whether the name may belong to another log by now, or the tree changed since the log of
+        this number was looked up."""
+        if self.has_changed(log):
+            return True
+        return isinstance(log, str) and (self.is_unheard or self.is_old(log))
+
+    @property
+    def is_unheard(self) -> bool:
+        """Whether changes may have been counted of which this client has not heard."""
+        return self._now_s() >= self.heard_until_s
 
     def has_changed(self, log: AnyLog) -> bool:
         """Whether the tree changed since this entry was requested, so that the name may belong to

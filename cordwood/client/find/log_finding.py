@@ -2,8 +2,9 @@
 
 A name is an address. A remembered name is trusted for a bounded time (`known_logs`), and its next
 use looks it up again and waits for the answer. If no node answers within CHECK_NAME_S, the client
-uses the remembered name and keeps asking in the background. So a client that is cut off from the
-metadata store continues to read and append. One node that does not answer is not all nodes: a
+uses remembered names for UNANSWERED_S, and keeps asking in the background. So a client that is cut
+off from the metadata store continues to read and append, and waits once however many logs it uses.
+One node that does not answer is not all nodes: a
 look-up asks further nodes meanwhile.
 
 Source: docs/design.md §7.
@@ -13,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -59,9 +61,9 @@ NEXT_NODE_S = CHECK_NAME_S / NODES_ASKED
 still answer: with a slow metadata store, each of them takes longer."""
 
 UNANSWERED_S = 15.0
-"""After a look-up without an answer, callers do not wait for the next ones so long. It is longer
-than the pause between two look-ups in the background, and the time that one takes. A client that
-was stopped waits again."""
+"""After a look-up without an answer, callers do not wait for look-ups of any log so long. It is
+longer than the pause between two look-ups in the background, and the time that one takes. A client
+that was stopped waits again."""
 
 
 class LogFinding(ABC):
@@ -77,8 +79,9 @@ class LogFinding(ABC):
         # Entries that need no check, by the name as callers give it. They are dropped when the
         # client learns anything new.
         self._sure: dict[AnyLog, LogInfo] = {}
-        # Logs with a last check that was not answered in time, and when that was told.
-        self._unanswered: dict[AnyLog, float] = {}
+        # When a look-up was last not answered in time, if none was answered since. One mark for all
+        # logs: it tells of the metadata store, and not of a log.
+        self._unanswered_s = -math.inf
         # Questions under way, and when they were sent.
         self._asking: dict[
             tuple[AnyLog, bool], tuple[asyncio.Task[LogInfo | CordwoodError], float]
@@ -168,12 +171,10 @@ class LogFinding(ABC):
 
     def _must_wait(self, key: AnyLog, create: bool) -> bool:
         """Whether the remembered entry must be looked up again before its use."""
-        if self._known.must_ask(key):
-            unanswered_s = self._unanswered.get(key)
-            if unanswered_s is None or self._loop.time() - unanswered_s >= UNANSWERED_S:
-                return True
-            self._share_question(key, create, ASK_ONE_S)
-        elif self._known.is_old(key, ASK_EARLY_S):
+        must_ask = self._known.must_ask(key)
+        if must_ask and self._loop.time() - self._unanswered_s >= UNANSWERED_S:
+            return True
+        if must_ask or self._known.is_unheard or self._known.is_old(key, ASK_EARLY_S):
             self._share_question(key, create, ASK_ONE_S)
         return False
 
@@ -210,8 +211,7 @@ class LogFinding(ABC):
             if known is None or not isinstance(error, Retryable):
                 return error
             logger.debug("no node tells whether %s is log %d still: %s", key, known.log_id, error)
-            now_s = self._loop.time()
-            self._unanswered |= {key: now_s, known.log_id: now_s}
+            self._unanswered_s = self._loop.time()
             return known
 
     async def ask_log(self, key: AnyLog, create: bool, timeout_s: float) -> LogInfo:
@@ -220,12 +220,13 @@ class LogFinding(ABC):
         try:
             reply = await self._ask_nodes(call, timeout_s)
         except UnknownLog:
+            self._unanswered_s = -math.inf
             self._forget(key)
             raise
         assert isinstance(reply, LogReply), "FindLog is answered with a log"
         self._want(reply.members, asked_at)
         self._sure.clear()
-        self._unanswered.pop(key, None)
+        self._unanswered_s = -math.inf
         if forgotten != self._forgotten:
             return log_info(reply)
         return self._known.put(key, log_info(reply), mark)
@@ -264,7 +265,7 @@ class LogFinding(ABC):
         # On every report, so that the age of confirmed entries is checked too.
         self._sure.clear()
         if self._known.note_changes(count, asked_s):
-            self._unanswered.clear()
+            self._unanswered_s = -math.inf
 
     def forget_log(self, log: AnyLog) -> None:
         """Ask anew when next this log is looked up: it changed, or is gone. A path that ends with
@@ -284,7 +285,6 @@ class LogFinding(ABC):
         # Callers from now on share no question that was sent before this.
         self._asking.clear()
         self._sure.clear()
-        self._unanswered.pop(key, None)
         self._known.forget(key)
 
     # Epochs.

@@ -226,6 +226,14 @@ def _heard_for_good(right: Any, self: KnownLogs, count: int, asked_s: float) -> 
     return is_news
 
 
+def _waits_each_time(self: LogFinding, key: AnyLog, create: bool) -> bool:
+    return self._known.must_ask(key)
+
+
+def _for_old_numbers(right: Any, self: KnownLogs, log: AnyLog) -> bool:
+    return bool(right(self, log)) or self.is_old(log)
+
+
 async def _asked_again(
     right: Any, self: Cluster, message: Call, *, timeout_s: float, asked: list[Connection]
 ) -> Any:
@@ -296,6 +304,14 @@ BUGS = (
                scene="tests/client/find/test_stopped_clients.py"),
     PlantedBug("old-names-at-once", "an old name is used at once, and looked up in the background only",
                at(KnownLogs.must_ask).instead(lambda self, log: self.has_changed(log)),
+               scene="tests/client/find/test_stopped_clients.py"),
+    PlantedBug("waits-of-each-log", "while the metadata store is away, a client waits for the name of each "
+                                    "log that it uses",
+               at(LogFinding._must_wait).instead(_waits_each_time),
+               scene="tests/client/find/test_stopped_clients.py"),
+    PlantedBug("waits-for-old-numbers", "a client waits for a log that it names by number, because it "
+                                        "learnt the number long ago",
+               at(KnownLogs.must_ask).around(_for_old_numbers),
                scene="tests/client/find/test_stopped_clients.py"),
     PlantedBug("consumer-from-memory", "a consumer stays with the log that had its name before",
                at(find_several, within=tail_calls).around(_remembered),

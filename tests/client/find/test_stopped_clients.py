@@ -12,6 +12,7 @@ from swaps import swap
 from cordwood.client.cluster import REFRESH_S
 from cordwood.client.find.known_logs import ASK_EARLY_S, BELIEVED_S, UNHEARD_S
 from cordwood.client.find.log_finding import ASK_ONE_S, CHECK_NAME_S, UNANSWERED_S, LogFinding
+from cordwood.client.find.log_info import AnyLog
 from cordwood.client.store import Store, connected
 from cordwood.host.seams import Host
 from cordwood.metadata.log_tree import LogTree
@@ -111,6 +112,55 @@ def test_who_uses_a_name_all_the_time_waits_once_while_nobody_can_look_it_up() -
                 await asyncio.sleep(1 - (loop.time() - began))
             assert sorted(slowest)[-2] < CHECK_NAME_S / 2
             assert len(asked) < 150 / REFRESH_S
+
+    simulate(scenario)
+
+
+@pytest.mark.parametrize(
+    ("bug_name", "by_number"),
+    [("", False), ("", True), ("waits-of-each-log", False), ("waits-for-old-numbers", True)],
+)
+def test_who_uses_many_logs_waits_once_while_nobody_can_look_them_up(
+    bug_name: str, *, by_number: bool
+) -> None:
+    """The client waited for each of them, and again as soon as it came back to the first."""
+
+    async def scenario(cluster: ClusterAtHand) -> None:
+        loop = asyncio.get_running_loop()
+        async with cluster.client() as store:
+            logs: list[AnyLog] = [f"a{number}" for number in range(40)]
+            for log in logs:
+                await store.append(log, b"0")
+            if by_number:
+                logs = [(await store.log(log)).log_id for log in logs]
+            cluster.metadata.is_out = True
+            await asyncio.sleep(BELIEVED_S)
+            took = []
+            for log in logs:
+                began = loop.time()
+                await store.append(log, b"1")
+                took.append(loop.time() - began)
+                await asyncio.sleep(UNANSWERED_S / len(logs))
+            waits = [each for each in took if each >= CHECK_NAME_S / 2]
+            assert len(waits) == (0 if by_number else 1)
+
+    with bug(bug_name), wrong(bug_name):
+        simulate(scenario)
+
+
+def test_an_answer_for_one_log_ends_the_outage_for_all() -> None:
+    async def scenario(cluster: ClusterAtHand) -> None:
+        async with cluster.client() as store, cluster.client() as operator:
+            for log in "ab":
+                await store.append(log, b"old")
+            cluster.metadata.is_out = True
+            await asyncio.sleep(BELIEVED_S)
+            await store.append("b", b"old")
+            cluster.metadata.is_out = False
+            await rotate(operator)
+            await store.log("b")
+            await store.append("a", b"new")
+            assert await values(operator, "a", until="tail") == [b"new"]
 
     simulate(scenario)
 
