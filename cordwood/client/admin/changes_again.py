@@ -5,15 +5,18 @@ each of these calls meant: an equal call means that log, once for each call with
 store cannot tell its callers apart: with several tasks, the repeat of one may come before the first
 call of another, which is refused then. None of them changes a log that nobody meant.
 
+No entry is forgotten to make room: its repeat would change another log. Past UNANSWERED_MAX of them
+no new one is remembered, and its caller is told the number of the log.
+
 Source: docs/api.md ("logs").
 """
 
 from __future__ import annotations
 
-from cordwood.errors import Overloaded
-
-UNANSWERED_MAX = 256
-"""Changes without an answer, of one store, past which it takes no further change by name alone."""
+UNANSWERED_MAX = 4096
+"""Changes without an answer that one store remembers. They are as many as the calls that may be
+under way to one node (`connection.CALLS_MAX`), so one cut of the network does not fill the
+memory."""
 
 Change = tuple[str, ...]
 """The verb, the log's name, and for a rename the new name."""
@@ -29,22 +32,15 @@ class UnansweredChanges:
     def __len__(self) -> int:
         return sum(map(len, self._numbers.values()))
 
+    def has_room(self) -> bool:
+        """Whether a new call is remembered."""
+        return len(self) < UNANSWERED_MAX
+
     def take(self, change: Change) -> int | None:
         """The number of the log that an equal call without an answer meant, for one repeat of it;
-        None if none is left.
-
-        Raises:
-            Overloaded: this is a new change, and too many had no answer: it could not be remembered
-                either.
-        """
+        None if none is left."""
         numbers = self._numbers.get(change)
         if numbers is None:
-            # No old entry makes room: its repeat would change another log.
-            if len(self) >= UNANSWERED_MAX:
-                raise Overloaded(
-                    f"{len(self)} deletions and renames of this store had no answer: make them "
-                    "again, or name the log by its number, log_id"
-                )
             return None
         number = numbers.pop(0)
         if not numbers:

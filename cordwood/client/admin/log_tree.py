@@ -134,7 +134,7 @@ class LogTree:
 
         Raises:
             UnknownLog: another log has the name.
-            Overloaded: as `UnansweredChanges.take`.
+            Fenced: this call had no answer, and the store could not remember what it meant.
         """
         verb, name, *_ = change
         unanswered = self._cluster.unanswered
@@ -151,7 +151,19 @@ class LogTree:
                 raise UnknownLog(why)
             # If no log has the name, an earlier try may be done. The node finds it by number.
             yield number, tokens
-        except (Retryable, OutcomeUnknown, asyncio.CancelledError):
+        except (Retryable, OutcomeUnknown) as error:
+            if number and log_id is None:
+                # A repeat leaves the memory as full as it was.
+                if wanted is None and not unanswered.has_room():
+                    raise Fenced(
+                        f"{name} may be {verb}: {error}. {len(unanswered)} changes of this store "
+                        "had no answer, and no more are remembered. Give the number of the log, "
+                        f"{number}, to make this one again"
+                    ) from error
+                unanswered.put(change, number)
+            raise
+        except asyncio.CancelledError:
+            # Its caller cannot be told, so it is remembered however many there are.
             if number and log_id is None:
                 unanswered.put(change, number)
             raise
@@ -262,7 +274,8 @@ class LogTree:
             log_id: the number of the log that the caller means; None for the log that has the name
                 by now, or that an equal call of this store without an answer meant.
         Raises:
-            Overloaded: too many calls without a number had no answer; nothing was done.
+            Fenced: the call had no answer, and too many calls of this store without a number had
+                none: make it again with the number of the log, which the error names.
             UnknownLog: the log does not exist, or the name has moved away from it.
             AccessDenied: it has a write token that this client does not have.
         """
@@ -278,11 +291,10 @@ class LogTree:
         Args:
             log_id: as of `delete`.
         Raises:
-            Overloaded: as of `delete`.
             UnknownLog: the log does not exist, or the name has moved away from it.
             LogExists: the new name is taken.
-            Fenced: the log was changed meanwhile. It may have been renamed, and renamed back: look
-                again.
+            Fenced: as of `delete`; or the log was changed meanwhile. It may have been renamed, and
+                renamed back: look again.
             AccessDenied: it takes a token that this client does not have.
             BadSetting: a name is wrong, or the log could not have its attributes there.
         """

@@ -23,6 +23,7 @@ from cordwood.client.find.log_info import AnyLog, LogInfo
 from cordwood.client.find.several_logs import find_now, find_several
 from cordwood.client.read.consumer_logs import Ask, ConsumerLogs, Read
 from cordwood.client.read.cursors import Cursors
+from cordwood.errors import Overloaded
 from cordwood.layout.message import Call, Reply
 from cordwood.layout.message_logs import FindLog
 from cordwood.log_attributes import LogAttributes
@@ -177,6 +178,17 @@ def _put_over(right: Any, self: UnansweredChanges, change: Change, number: int) 
     right(self, change, number)
     while len(self) > changes_again.UNANSWERED_MAX:
         self.take(next(iter(self._numbers)))
+
+
+def _put_if_room(right: Any, self: UnansweredChanges, change: Change, number: int) -> None:
+    if len(self) < changes_again.UNANSWERED_MAX:
+        right(self, change, number)
+
+
+def _take_or_refuse(right: Any, self: UnansweredChanges, change: Change) -> Any:
+    if change not in self._numbers and not self.has_room():
+        raise Overloaded("too many had no answer")
+    return right(self, change)
 
 
 def _marks_of_one(right: Any, self: Cursors, claim: bytes) -> Any:
@@ -382,7 +394,17 @@ BUGS = (
                scene="tests/client/admin/test_changes_again.py"),
     PlantedBug("repeat-evicted", "a deletion without an answer deletes another log when it is made again, "
                                  "because many others had no answer",
-               at(UnansweredChanges.put).around(_put_over),
+               together(at(UnansweredChanges.has_room).instead(lambda self: True),
+                        at(UnansweredChanges.put).around(_put_over)),
+               scene="tests/client/admin/test_changes_again.py"),
+    PlantedBug("repeat-untold", "a deletion without an answer is not remembered, because many others had "
+                                "none, and its caller is not told: made again, it deletes another log",
+               together(at(UnansweredChanges.has_room).instead(lambda self: True),
+                        at(UnansweredChanges.put).around(_put_if_room)),
+               scene="tests/client/admin/test_changes_again.py"),
+    PlantedBug("changes-refused-for-good", "a store refuses all new deletions and renames, because many "
+                                           "had no answer and are never made again",
+               at(UnansweredChanges.take).around(_take_or_refuse),
                scene="tests/client/admin/test_changes_again.py"),
     PlantedBug("repeat-made-here", "a deletion without an answer deletes a log that another task of the "
                                    "store has made since",

@@ -13,7 +13,7 @@ from scenarios import as_scenario
 
 from cordwood.client.admin import changes_again
 from cordwood.client.store import Store
-from cordwood.errors import Overloaded, UnknownLog, Unreachable
+from cordwood.errors import CordwoodError, Fenced, Overloaded, UnknownLog, Unreachable
 from cordwood.layout.message import Call, Reply
 from cordwood.layout.message_rights import DeleteLog, RenameLog
 from cordwood.sim.planted import find_bug, planted
@@ -30,7 +30,13 @@ async def make(store: Store, change: str, log_id: int | None = None, name: str =
 
 
 async def make_unanswered(
-    cluster: ClusterAtHand, store: Store, change: str, *, count: int = 1, names: Sequence[str] = "a"
+    cluster: ClusterAtHand,
+    store: Store,
+    change: str,
+    *,
+    count: int = 1,
+    names: Sequence[str] = "a",
+    error: type[CordwoodError] = Unreachable,
 ) -> None:
     """The changes are done, and their answers are lost."""
     nodes = [cluster.machine(n).name for n in cluster.numbers]
@@ -49,7 +55,7 @@ async def make_unanswered(
 
     store._cluster.ask_any = cut_first  # type: ignore[method-assign]
     made = [make(store, change, name=name) for name in names for _ in range(count)]
-    assert {*map(type, await asyncio.gather(*made, return_exceptions=True))} == {Unreachable}
+    assert {*map(type, await asyncio.gather(*made, return_exceptions=True))} == {error}
     store._cluster.ask_any = ask_any  # type: ignore[method-assign]
     cluster.simulation.network.mend_all()
     await asyncio.sleep(10)
@@ -155,35 +161,85 @@ def test_each_of_equal_changes_without_an_answer_means_its_log(change: str, bug:
         simulate(scenario)
 
 
-@pytest.mark.parametrize("bug", ["", "repeat-evicted"])
+@pytest.mark.parametrize("bug", ["", "repeat-evicted", "repeat-untold"])
 def test_no_repeat_is_forgotten_if_many_changes_have_no_answer(
     bug: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The oldest were forgotten: their repeats deleted the logs that had taken their names."""
     monkeypatch.setattr(changes_again, "UNANSWERED_MAX", 2)
 
+    untold = Unreachable if bug else Fenced  # Without an entry, the caller is told the number.
+
     async def scenario(cluster: ClusterAtHand) -> None:
         names = ["a", "b", "c"]
         async with cluster.client(timeout_s=3) as store, cluster.client() as other:
-            for name in ("a", "b", "c", "d"):
-                await other.create_log(name)
-            await make_unanswered(cluster, store, "delete", names=names)
-            made = {(await other.create_log(name)).log_id for name in names}
-            if not bug:
-                with pytest.raises(
-                    Overloaded, match="3 deletions and renames of this store had no"
-                ):
-                    await store.log_tree.delete("d")
-            await store.log_tree.delete("d", log_id=4)
             for name in names:
+                await other.create_log(name)
+            await make_unanswered(cluster, store, "delete", names="ab")
+            await make_unanswered(cluster, store, "delete", names="c", error=untold)
+            made = {(await other.create_log(name)).log_id for name in names}
+            for name in names:
+                log_id = 3 if name == "c" and not bug else None
                 with pytest.raises(UnknownLog, match="any more: nothing was deleted"):
-                    await store.log_tree.delete(name)
+                    await store.log_tree.delete(name, log_id)
             assert made == {*await other.log_tree.names()}
             await store.log_tree.delete("a")
 
     failure = pytest.raises(pytest.fail.Exception) if bug else nullcontext()
     with planted(find_bug(bug)) if bug else nullcontext(), failure:
         simulate(scenario)
+
+
+@pytest.mark.parametrize("bug", ["", "changes-refused-for-good"])
+def test_new_changes_are_taken_if_many_have_no_answer_and_are_never_made_again(
+    bug: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All new ones were refused for good: the names of the others led nowhere any more."""
+    monkeypatch.setattr(changes_again, "UNANSWERED_MAX", 2)
+
+    async def scenario(cluster: ClusterAtHand) -> None:
+        async with cluster.client(timeout_s=3) as store, cluster.client() as other:
+            for name in "abxy":
+                await other.create_log(name)
+            await make_unanswered(cluster, store, "delete", names="ab")
+            await store.log_tree.delete("x")
+            await store.log_tree.rename("y", "z")
+            assert [*(await other.log_tree.names()).values()] == ["/z"]
+            # Repeats are put back, however full the memory is.
+            await make_unanswered(cluster, store, "delete", names="ab")
+            assert len(store._cluster.unanswered) == 2
+
+    failure = pytest.raises(Overloaded) if bug else nullcontext()
+    with planted(find_bug(bug)) if bug else nullcontext(), failure:
+        simulate(scenario)
+
+
+def test_a_cancelled_change_is_remembered_however_many_there_are(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its caller cannot be told of the number."""
+    monkeypatch.setattr(changes_again, "UNANSWERED_MAX", 0)
+
+    async def scenario(cluster: ClusterAtHand) -> None:
+        async with cluster.client() as store:
+            await store.create_log("a")
+            call_any = store._cluster.call_any
+
+            async def late(message: Call, *, timeout_s: float) -> Reply:
+                reply = await call_any(message, timeout_s=timeout_s)
+                await asyncio.sleep(60)
+                return reply
+
+            store._cluster.call_any = late  # type: ignore[method-assign]
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(5):
+                    await store.log_tree.delete("a")
+            store._cluster.call_any = call_any  # type: ignore[method-assign]
+            await store.create_log("a")
+            with pytest.raises(UnknownLog, match="a is not log 1 any more: nothing was deleted"):
+                await store.log_tree.delete("a")
+
+    simulate(scenario)
 
 
 @as_scenario(simulate)
