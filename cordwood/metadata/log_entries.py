@@ -15,7 +15,15 @@ from typing import Annotated, TypeVar
 
 import msgspec
 
-from cordwood.errors import LogExists, Malformed, OutcomeUnknown, Overloaded, UnknownLog
+from cordwood.errors import (
+    Fenced,
+    LogExists,
+    Malformed,
+    OutcomeUnknown,
+    Overloaded,
+    UnknownLog,
+    Unreachable,
+)
 from cordwood.layout.json_text import read_json
 from cordwood.log_attributes import LogAttributes
 from cordwood.lsn import LogId
@@ -171,6 +179,21 @@ class LogEntries:
             except OutcomeUnknown:
                 continue
         raise Overloaded(f"log {name}: {RACES_MAX} other writers in a row came first")
+
+    async def overtaken(
+        self, log_id: LogId, new_name: str | None, *, may_be_done: bool
+    ) -> Fenced | Unreachable:
+        """The error for a rename whose log has another version than its caller saw.
+
+        Args:
+            may_be_done: whether the outcome of an earlier write of this call is unknown. Race: the
+                log was renamed, and then renamed back. If it was not, the claim on the new name
+                would be in the way of others for good. After Fenced the caller removes it itself.
+        """
+        if may_be_done and new_name is not None:
+            await self.remove_name(new_name, log_id)
+        kind = Unreachable if may_be_done else Fenced
+        return kind(f"{id_key(log_id)} was changed since it was looked at")
 
 
 def _leads_to(name: str, found: Versioned | None) -> LogId | None:

@@ -544,8 +544,7 @@ class LogTree:
                 raise unknown(name)
             # Not by the name: a rename back looks like what the caller of a late rename saw.
             if version not in (None, found.version):
-                kind = Unreachable if unknowns else Fenced  # Race: done, and then renamed back.
-                raise kind(f"{id_key(log_id)} was changed since it was looked at")
+                raise await self._entries.overtaken(log_id, new_name, may_be_done=unknowns > 0)
             was = self._whole(name, log.attributes, directories)
             if new_name is None:
                 check(name, was, None)

@@ -402,6 +402,32 @@ class TestMakersThatStop:
             await LogTree(store).rename("a", "b", version=found.version)
         assert [info.name for info in await other.list()] == ["/a"]
 
+    @pytest.mark.parametrize("bug_name", ["", "claim-of-the-overtaken"])
+    @as_scenario(awaited_by(run_patiently))
+    async def test_a_rename_of_unknown_outcome_that_was_not_done_gives_the_new_name_back(
+        self, *, bug_name: str
+    ) -> None:
+        """Nobody could make a log of the new name, and no listing showed why."""
+        store = LosesOnce(random.Random(1), comes=False)
+        other = LogTree(MemoryMetadata(random.Random(1), store.data))
+        made = await other.create("a")
+        key = id_key(made.log_id)
+        found = await store.get(key)
+        assert found is not None
+
+        async def changes() -> None:
+            await other.set_attributes("a", LogAttributes(backlog_s=5.0))
+
+        store.then = (key, changes)
+        bug = planted(find_bug(bug_name)) if bug_name else contextlib.nullcontext()
+        with bug, pytest.raises(Unreachable, match="was changed since it was looked at"):
+            await LogTree(store).rename("a", "b", version=found.version)
+        assert [info.name for info in await other.list()] == ["/a"]
+        # The write that had no answer changes nothing if it comes late.
+        assert not store.data.compare_and_set(*store.lost)
+        with pytest.raises(LogExists) if bug_name else contextlib.nullcontext():
+            await other.create("b")
+
     @as_scenario(awaited_by(run_patiently))
     async def test_a_claim_that_comes_late_leaves_no_log_and_a_free_name(self) -> None:
         """Its maker was told that another log has the name, and that one is deleted by now."""

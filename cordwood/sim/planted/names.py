@@ -169,6 +169,12 @@ def _of_any_moment(self: KnownLogs, logs: Iterable[AnyLog]) -> dict[AnyLog, LogI
     return {log: info for log, info in found.items() if info} if all(found.values()) else None
 
 
+async def _kept_claim(
+    right: Any, self: LogEntries, log_id: LogId, new_name: str | None, *, may_be_done: bool
+) -> Any:
+    return await right(self, log_id, None, may_be_done=may_be_done)
+
+
 def _put_once(right: Any, self: UnansweredChanges, change: Change, number: int) -> None:
     self._numbers.pop(change, None)
     right(self, change, number)
@@ -380,6 +386,10 @@ BUGS = (
                                      "the next append by the name makes another log",
                at(LogTree.move).around(_of_any_version),
                scene="tests/client/admin/test_late_changes.py"),
+    PlantedBug("claim-of-the-overtaken", "a rename that was not done, and whose write had no answer, leaves "
+                                         "its new name taken for good",
+               at(LogEntries.overtaken).around(_kept_claim),
+               scene="tests/metadata/test_log_tree.py"),
     PlantedBug("rename-twice", "one call of `rename` is done twice, and undoes a rename back that another "
                                "caller was told of",
                at(client_tree.LogTree._may_be_done).instead(staticmethod(lambda asked: False)),
