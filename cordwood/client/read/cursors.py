@@ -22,6 +22,7 @@ from cordwood.client.find.log_info import AnyLog, LogInfo, Unread, take_unread
 from cordwood.client.find.several_logs import one_log
 from cordwood.client.read.consumer_logs import Ask, named
 from cordwood.errors import BadSetting, CordwoodError, Fenced, Overloaded, Retryable
+from cordwood.layout.log_names import normalise_name
 from cordwood.layout.message_consumers import (
     AskConsumers,
     ConsumerReply,
@@ -82,20 +83,28 @@ class Unanswered:
 
     Attributes:
         consumer: whose positions it moves.
-        asked: the call, with logs as the caller named them. Empty once the caller was told of a
-            position of the consumer: the same call is a new claim then.
-        logs: where these led. The same call means the same logs when it is made again, although a
-            name may lead to another log by then.
+        asked: the calls, with logs as their callers named them, by name or by number, and where
+            these led. Two spellings are one name. The same call means the same logs when it is made
+            again, although a name may lead to another log by then. Empty once a caller was told of
+            a position of the consumer: the same call is a new claim then.
         marks: by which the nodes recognise it. Equal calls at the same time have a mark each, and
             at most one of these calls was done. Empty while a repeat that took them is under way.
         calls: equal calls without an answer that were not made again yet.
     """
 
     consumer: str
-    asked: bytes
-    logs: dict[AnyLog, LogInfo]
+    asked: dict[bytes, dict[AnyLog, LogInfo]]
     marks: tuple[str, ...]
     calls: int
+
+    def and_also(self, later: Unanswered) -> Unanswered:
+        """These and an equal claim that ended later, maybe with its logs named in another way."""
+        return Unanswered(
+            self.consumer,
+            self.asked | later.asked,
+            (*self.marks, *later.marks)[-CLAIM_MARKS_MAX:],
+            self.calls + later.calls,
+        )
 
 
 class Cursors:
@@ -183,8 +192,8 @@ class Cursors:
             asked: the call that is answered. Callers of equal ones, which had no answer, wait.
         """
         for claim, each in self._unanswered.items():
-            if consumer in ("", each.consumer) and each.asked != asked:
-                self._unanswered[claim] = dataclasses.replace(each, asked=b"")
+            if consumer in ("", each.consumer) and asked not in each.asked:
+                self._unanswered[claim] = dataclasses.replace(each, asked={})
 
     async def lag(self, consumer: str, *logs: str) -> dict[str, Lag | CordwoodError]:
         """A consumer's lag by log; an error where the lag is unknown.
@@ -261,12 +270,11 @@ class Cursors:
                 does), the same call is a new one, in the logs to which the names lead then.
         """
         asked = msgspec.json.encode([consumer, _given(positions), _given(expected or {}), reset])
-        earlier = self._earlier(asked)
-        if earlier is None:
+        infos = self._earlier(asked)
+        if infos is None:
             named: set[AnyLog] = {*positions, *(expected or ())}
-            infos = await self._find_several(sorted(named, key=str))
-        else:
-            infos = earlier.logs
+            found = await self._find_several(sorted(named, key=str))
+            infos = {_one_spelling(log): info for log, info in found.items()}
         new = _by_number(positions, infos)
         if expected is None and reset:
             reply = await self.reset(consumer, new)
@@ -284,9 +292,10 @@ class Cursors:
         names = {log: name for log, name in names.items() if taken[name] == 1}
         return {names.get(log, log): Lsn(lsn) for log, lsn in reply.positions.items()}
 
-    def _earlier(self, asked: bytes) -> Unanswered | None:
-        """The same compare-and-set, if it was made before and got no answer."""
-        return next((each for each in self._unanswered.values() if each.asked == asked), None)
+    def _earlier(self, asked: bytes) -> dict[AnyLog, LogInfo] | None:
+        """The logs of the same compare-and-set, if it was made before and got no answer."""
+        earlier = (each.asked[asked] for each in self._unanswered.values() if asked in each.asked)
+        return next(earlier, None)
 
     async def _compare_and_set(
         self, call: SaveCursors, asked: bytes, infos: dict[AnyLog, LogInfo]
@@ -305,9 +314,8 @@ class Cursors:
         except (Retryable, asyncio.CancelledError):
             # Equal calls may have ended meanwhile, without an answer either.
             others = self._unanswered.pop(claim, None)
-            calls = 1 + (others.calls if others is not None else 0)
-            marks = (*(others.marks if others is not None else ()), *marks)[-CLAIM_MARKS_MAX:]
-            self._unanswered[claim] = Unanswered(call.consumer, asked, infos, marks, calls)
+            each = Unanswered(call.consumer, {asked: infos}, marks, calls=1)
+            self._unanswered[claim] = each if others is None else others.and_also(each)
             self._make_room(UNANSWERED_MAX)
             raise
 
@@ -386,18 +394,29 @@ class Cursors:
 
 
 def _given(positions: ByLog) -> list[tuple[bool, str, int]]:
-    return sorted((isinstance(log, str), str(log), _position(at)) for log, at in positions.items())
+    spelt = ((_one_spelling(log), at) for log, at in positions.items())
+    return sorted((isinstance(log, str), str(log), _position(at)) for log, at in spelt)
+
+
+def _one_spelling(log: AnyLog) -> AnyLog:
+    """
+    Raises:
+        BadSetting: that is no name.
+    """
+    return normalise_name(log) if isinstance(log, str) else log
 
 
 def _by_number(positions: ByLog, infos: Mapping[AnyLog, LogInfo]) -> dict[str, int]:
     """
+    Args:
+        infos: the logs by number, and by name in one spelling.
     Raises:
         BadSetting: a log is there twice, in two spellings, or by name and by number.
     """
     found: dict[str, int] = {}
     by_number: dict[int, AnyLog] = {}
     for log, lsn in positions.items():
-        number = infos[log].log_id
+        number = infos[_one_spelling(log)].log_id
         if (first := by_number.setdefault(number, log)) != log:
             raise one_log(first, log, number)
         found[str(number)] = _position(lsn)

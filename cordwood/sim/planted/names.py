@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 from collections.abc import AsyncIterator, Iterable, Mapping
 from typing import Any
 from zlib import crc32
@@ -21,8 +22,9 @@ from cordwood.client.find.known_logs import KnownLogs
 from cordwood.client.find.log_finding import LogFinding
 from cordwood.client.find.log_info import AnyLog, LogInfo
 from cordwood.client.find.several_logs import find_now, find_several
+from cordwood.client.read import cursors
 from cordwood.client.read.consumer_logs import Ask, ConsumerLogs, Read
-from cordwood.client.read.cursors import Cursors
+from cordwood.client.read.cursors import ByLog, Cursors, Unanswered
 from cordwood.errors import Overloaded
 from cordwood.layout.message import Call, Reply
 from cordwood.layout.message_logs import FindLog
@@ -203,6 +205,14 @@ def _marks_of_one(right: Any, self: Cursors, claim: bytes) -> Any:
     return marks
 
 
+def _of_the_last_text(right: Any, self: Unanswered, later: Unanswered) -> Any:
+    return dataclasses.replace(right(self, later), asked=later.asked)
+
+
+def _as_spelt(positions: ByLog) -> list[tuple[bool, str, int]]:
+    return sorted((isinstance(log, str), str(log), at) for log, at in positions.items())
+
+
 def _room_of_the_oldest(self: Cursors, most: int) -> None:
     while len(self._unanswered) > most:
         self._unanswered.pop(next(iter(self._unanswered)))
@@ -362,6 +372,15 @@ BUGS = (
     PlantedBug("claims-of-one", "of two equal claims without an answer, the second one moves a position in "
                                 "another log when both are made again",
                at(Cursors._marks_of).around(_marks_of_one),
+               scene="tests/client/read/test_claims_renamed.py"),
+    PlantedBug("claims-as-spelt", "of two equal claims without an answer in two spellings, one moves a "
+                                  "position in another log when it is made again",
+               together(at(cursors._given).instead(_as_spelt),
+                        at(Unanswered.and_also).around(_of_the_last_text)),
+               scene="tests/client/read/test_claims_renamed.py"),
+    PlantedBug("claims-of-one-text", "of two equal claims without an answer, by name and by number, the one "
+                                     "by name moves a position in another log when it is made again",
+               at(Unanswered.and_also).around(_of_the_last_text),
                scene="tests/client/read/test_claims_renamed.py"),
     PlantedBug("claims-evicted", "a claim is refused when it is made again, because many others had no "
                                  "answer, and nobody has the records",

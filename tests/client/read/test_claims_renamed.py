@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from cluster_at_hand import ClusterAtHand, simulate
 
+from cordwood.client.find.log_info import AnyLog
 from cordwood.client.read import cursors
 from cordwood.client.store import Store
 from cordwood.errors import Fenced, Overloaded, Retryable, Unreachable
@@ -156,6 +157,48 @@ def test_each_of_equal_claims_means_its_log_when_it_is_made_again(
             go_on.set()
             await first
             assert (await operator.cursors.by_number("c")).positions == {str(old): last + 1}
+
+    with bug(bug_name), wrong(bug_name):
+        simulate(scenario)
+
+
+@pytest.mark.parametrize(
+    ("second", "bug_name"),
+    [("/tasks", ""), ("/tasks", "claims-as-spelt"), (1, ""), (1, "claims-of-one-text")],
+)
+def test_equal_claims_mean_their_log_however_they_name_it(second: AnyLog, bug_name: str) -> None:
+    """The repeat in the first spelling moved the position in the log that had taken the name."""
+
+    async def scenario(cluster: ClusterAtHand) -> None:
+        async with cluster.client() as store, cluster.client() as operator:
+            last = await store.append("tasks", b"old")
+
+            def claim(log: AnyLog) -> Awaitable[object]:
+                return store.cursors.save("c", {log: last + 1}, {log: 0})  # type: ignore[misc, dict-item]
+
+            right, unanswered = ways_of_saves(store)
+            calls: list[SaveCursors] = []
+
+            async def first_comes_last(call: SaveCursors) -> ConsumerReply:
+                calls.append(call)
+                await asyncio.sleep(3 - len(calls))
+                return await unanswered(call)
+
+            store.cursors._save = first_comes_last  # type: ignore[method-assign]
+            logs: list[AnyLog] = ["tasks", second]
+            ended = await asyncio.gather(*map(claim, logs), return_exceptions=True)
+            assert {*map(type, ended)} == {Unreachable}
+            store.cursors._save = right  # type: ignore[method-assign]
+            await operator.log_tree.rename("tasks", "old")
+            await operator.append("tasks", b"new")
+            for log in logs:
+                with suppress(Fenced):
+                    await claim(log)
+            if (await operator.cursors.by_number("c")).positions != {"1": last + 1}:
+                pytest.fail("a claim moved the position in another log")
+            # All repeats were made: the next call is a new one.
+            await claim("tasks")
+            assert len((await operator.cursors.by_number("c")).positions) == 2
 
     with bug(bug_name), wrong(bug_name):
         simulate(scenario)
