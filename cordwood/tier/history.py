@@ -437,8 +437,7 @@ class HistoryReader(HistorySpans[HistoryBlock]):
 
     Args:
         cache: of row groups, shared with other readers of the store; None for none.
-        as_rows: give each block as rows, and make no bodies. A reader of columns takes a third less
-            processor time so.
+        as_rows: give each block as rows, and make no bodies, for a reader of columns.
     """
 
     def __init__(

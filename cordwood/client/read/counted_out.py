@@ -2,8 +2,9 @@
 
 A status of the member list is old once it is here. The node may have come back since, and may have
 acknowledged records that no other node has. So a loss that needs such a status waits until the
-statuses are newer than the markers that give the verdict. A record that a node came past was
-acknowledged before. So a node that has it came back before, and is not counted out any more.
+statuses are newer than the markers that give the verdict. A record below a marker was acknowledged
+before the marker came. A node that has this record came back even earlier, and these statuses do
+not count it out any more.
 
 Nothing is asked while a verdict needs no such status, or gives no gap yet.
 
