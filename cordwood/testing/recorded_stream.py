@@ -75,6 +75,15 @@ class RecordedStream(_ReadStream):
         """See `StreamItems.taken_lsn`."""
         return self._stream.taken_lsn
 
+    @property
+    def wants_columns(self) -> bool:
+        """See `StreamItems.wants_columns`. The stream behind this one reads main storage by it."""
+        return self._stream.wants_columns
+
+    @wants_columns.setter
+    def wants_columns(self, wanted: bool) -> None:
+        self._stream.wants_columns = wanted
+
     def take(self) -> Taken | None:
         """See `ReadStream.take`."""
         if (given := self.hand.block()) is not None:
