@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 from msgspec import Struct
 
 from cordwood.errors import BadSetting
@@ -40,7 +42,14 @@ class EpochNodes(Struct, frozen=True):
     @property
     def replication(self) -> Replication:
         """See `nodes.Replication.across`, which may raise BadSetting."""
-        return Replication.across({**self.wider, "node": self.copies, "rack": self.racks})
+        return _replication(self.copies, self.racks, tuple(self.wider.items()))
+
+
+@lru_cache(maxsize=256)
+def _replication(copies: int, racks: int, wider: tuple[tuple[str, int], ...]) -> Replication:
+    """Remembered, because a log's epochs have few, and a frame holds some 40,000 epochs: to check
+    each anew would hold a node up for a third of a second."""
+    return Replication.across({**dict(wider), "node": copies, "rack": racks})
 
 
 class FindLog(Struct, frozen=True, tag="find_log"):
