@@ -1,11 +1,11 @@
 """Reads a log's history from objects: in order, from any LSN to any other, without a node.
 
 Row groups are fetched by ranged gets and checked in threads. The read-ahead begins with one row
-group and doubles with each group taken, up to a bound. So a reader of one record fetches one group,
-and a reader of a year keeps the network busy. After the head of the manifest, the first record
-needs two more gets, for its object's footer and its row group (and a get for each level of pages).
-If an object is read from its beginning, both gets run at once: the manifest tells about how many
-bytes the first row group has.
+group and doubles with each group taken, up to a bound. So a reader of one record fetches one group.
+A reader of a year keeps the network busy, and fetches several adjacent groups by one get. After the
+head of the manifest, the first record needs two more gets, for its object's footer and its row
+group (and a get for each level of pages). If an object is read from its beginning, both gets run at
+once: the manifest tells about how many bytes the first row group has.
 
 The output tiles the requested range: blocks, clipped at both ends, and gaps. Readers of columns
 take rows in place of blocks (`tier.row_history`). Trims and merges go on meanwhile: if an object is
@@ -20,7 +20,14 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Iterable,
+    Sequence,
+)
 from contextlib import aclosing
 from dataclasses import dataclass
 from functools import partial
@@ -33,6 +40,7 @@ from cordwood.layout.object_columns import BODY_COLUMNS
 from cordwood.layout.object_file import (
     MAGIC,
     Footer,
+    Group,
     ObjectRun,
     Piece,
     piece_blocks,
@@ -53,7 +61,12 @@ AHEAD_BYTES_MAX = 32 << 20
 twice that."""
 
 GETS_MAX = 8
-"""The most gets in flight for one reader."""
+"""The most row groups under way for one reader, and so the most gets."""
+
+GET_BYTES = 8 << 20
+"""The most bytes of adjacent row groups that one get fetches. A row group has about 2 MiB, and a
+server has a fixed effort for each get: SeaweedFS used half the processor time for four at once. Two
+such gets fit into the groups under way, so that the network stays busy."""
 
 GET_S = 120.0
 CHECK_S = 120.0
@@ -108,6 +121,25 @@ Part = TypeVar("Part", bound=Span)
 Result = TypeVar("Result")
 
 
+class _Get:
+    """One get of adjacent row groups of an object. The first step that needs one begins it."""
+
+    def __init__(self, store: ObjectStore, name: str, start: int, stop: int) -> None:
+        self.start = start
+        self.stop = stop
+        self.work: asyncio.Task[bytes] | None = None
+        self._store = store
+        self._name = name
+
+    async def part(self, group: Group) -> memoryview:
+        """The bytes of one of the row groups. Other steps' parts survive a cancelled call."""
+        if self.work is None:
+            work = self._store.get(self._name, self.start, self.stop, timeout_s=GET_S)
+            self.work = asyncio.get_running_loop().create_task(work)
+        content = memoryview(await _ended(self.work))
+        return content[group.start - self.start : group.stop - self.start]
+
+
 @dataclass(slots=True)
 class _Step(Generic[Part]):
     """One row group of one object, or gaps that need none.
@@ -115,6 +147,7 @@ class _Step(Generic[Part]):
     Attributes:
         low, high: the range of LSNs that it covers.
         stored: bytes to fetch.
+        get: fetches its row group, and perhaps the next steps' too; None without a row group.
         work: its items, once it has begun.
     """
 
@@ -126,10 +159,11 @@ class _Step(Generic[Part]):
     low: int
     high: int
     stored: int
+    get: _Get | None = None
     work: asyncio.Task[list[Part | Gap]] | None = None
 
 
-Load = Callable[[], Awaitable[tuple[Footer, bytes]]]
+Load = Callable[[], Awaitable[tuple[Footer, Buffer]]]
 """Gets a row group's bytes, and the footer that describes them."""
 
 
@@ -179,6 +213,8 @@ class HistorySpans(Generic[Part]):
     async def close(self) -> None:
         """Stop the read-ahead."""
         tasks: list[asyncio.Task[object]] = [s.work for s in self._steps if s.work is not None]
+        gets = [s.get.work for s in self._steps if s.get is not None and s.get.work is not None]
+        tasks += dict.fromkeys(gets)  # steps share them
         if self._footer is not None:
             tasks.append(self._footer[1])
         if self._first is not None:
@@ -309,12 +345,21 @@ class HistorySpans(Generic[Part]):
             if piece.last >= start and piece.first <= until:
                 groups.setdefault(piece.group, []).append(index)
         low = start
+        get: _Get | None = None
         for number, pieces in groups.items():
             group = footer.index.groups[number]
+            if get is None or group.start >= get.stop:
+                rest = (
+                    footer.index.groups[each]
+                    for each in groups
+                    if each > number and self._wants(entry.name, each)
+                )
+                stop = get_stop(group, rest, min(GET_BYTES, self._ahead_bytes // 2))
+                get = _Get(self._store, entry.name, group.start, stop)
             is_last = number == next(reversed(groups))
             high = until if is_last else run.pieces[pieces[-1]].last
             size = group.stop - group.start
-            yield _Step[Part](entry, footer, run, number, pieces, low, high, size)
+            yield _Step[Part](entry, footer, run, number, pieces, low, high, size, get)
             low = high + 1
         if not groups:
             yield _Step[Part](entry, footer, run, 0, [], start, until, 0)
@@ -366,7 +411,7 @@ class HistorySpans(Generic[Part]):
         """Fetch and check a row group; returns all its records of the log."""
         raise NotImplementedError
 
-    async def _checked(self, load: Load, check: Callable[[Footer, bytes], Result]) -> Result:
+    async def _checked(self, load: Load, check: Callable[[Footer, Buffer], Result]) -> Result:
         """Fetch a row group, and check it in a thread.
 
         A reader that catches up takes half of the cores at most: appends, and readers at the tail,
@@ -375,12 +420,11 @@ class HistorySpans(Generic[Part]):
         footer, content = await load()
         return await self._host.run_calculation(partial(check, footer, content), timeout_s=CHECK_S)
 
-    async def _load(self, step: _Step[Part]) -> tuple[Footer, bytes]:
-        assert step.footer is not None, "the step has a row group"
-        group = step.footer.index.groups[step.group]
-        name = step.entry.name
-        content = await self._store.get(name, group.start, group.stop, timeout_s=GET_S)
-        return step.footer, content
+    async def _load(self, step: _Step[Part]) -> tuple[Footer, Buffer]:
+        footer, get = step.footer, step.get
+        assert footer is not None, "the step has a row group"
+        assert get is not None, "and a get of it"
+        return footer, await get.part(footer.index.groups[step.group])
 
     # ---- the first row group, beside its footer ----
 
@@ -396,12 +440,12 @@ class HistorySpans(Generic[Part]):
         self._first = (entry.name, loop.create_task(self._parts(entry.name, 0, load)))
 
     def _wants(self, name: str, number: int) -> bool:
-        """Whether a row group is still to be fetched."""
+        """Whether a row group is still to be fetched; no other reader has it or fetches it."""
         return True
 
     async def _load_first(
         self, entry: Entry, footer_of: asyncio.Task[Footer], stop: int
-    ) -> tuple[Footer, bytes]:
+    ) -> tuple[Footer, Buffer]:
         start = len(MAGIC)
         begun = await self._store.get(entry.name, start, stop, timeout_s=GET_S)
         footer = await _ended(footer_of)
@@ -415,6 +459,17 @@ async def _ended(task: asyncio.Task[Result]) -> Result:
     """A task's result. The task goes on if the waiting call is cancelled."""
     await asyncio.wait([task])
     return task.result()
+
+
+def get_stop(first: Group, others: Iterable[Group], bytes_max: int) -> int:
+    """Where a get of a row group ends: after all others that follow it one after another within
+    this many bytes."""
+    stop = first.stop
+    for group in others:
+        if group.start != stop or group.stop - first.start > bytes_max:
+            break
+        stop = group.stop
+    return stop
 
 
 def first_group_stop(entry: Entry, lsn: int) -> int:
@@ -464,7 +519,7 @@ class HistoryReader(HistorySpans[HistoryBlock]):
         return GroupKey(name, number, self._log, self._as_rows)
 
     async def _parts(self, name: str, number: int, load: Load) -> Sequence[HistoryBlock]:
-        def check(footer: Footer, content: bytes) -> Blocks:
+        def check(footer: Footer, content: Buffer) -> Blocks:
             pieces = pieces_of(footer, self._log, number)
             if self._as_rows:
                 rows = read_group(footer, number, content, ROW_BLOCK_COLUMNS)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from cordwood.block import Buffer
 from cordwood.host.seams import Host
 from cordwood.layout.object_file import Footer, read_group
 from cordwood.layout.object_rows import LogRows, file_columns, piece_rows
@@ -43,7 +44,7 @@ class RowHistory(HistorySpans[LogRows]):
         self._columns = file_columns(columns)
 
     async def _parts(self, name: str, number: int, load: Load) -> Sequence[LogRows]:
-        def check(footer: Footer, content: bytes) -> list[LogRows]:
+        def check(footer: Footer, content: Buffer) -> list[LogRows]:
             rows = read_group(footer, number, content, self._columns)
             pieces = pieces_of(footer, self._log, number)
             return [piece_rows(piece, rows, log=self._log) for piece in pieces]
