@@ -66,6 +66,7 @@ def test_a_node_that_sees_nobody_stops_to_sequence():
     ScenarioRun(scenario, settings=PATIENT).run()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [1, 2, 3])
 def test_a_log_that_comes_home_leaves_no_append_unknown(seed: int):
     """Its own node was away, another one sequenced, and a new client finds the first again."""

@@ -45,6 +45,7 @@ async def filled_beside_sequencer(cluster: ClusterAtHand, store) -> tuple[str, l
 
 
 class TestTimes:
+    @pytest.mark.slow
     @pytest.mark.parametrize("storage", [StorageSettings(), SMALL], ids=["cache", "partitions"])
     def test_every_record_is_found_by_its_own_time_and_by_those_beside_it(self, storage):
         async def scenario(cluster: ClusterAtHand) -> None:

@@ -251,6 +251,7 @@ class TestMending:
             await take_over(store, others(cluster)[0])
             assert await waiting == [Gap(at(4), at(5), GapKind.HOLE)]
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("delay_ms", [1, 3, 5, 8, 12, 20, 110, 120])
     @as_scenario(simulate, nodes=5)
     async def test_a_recovery_that_dies_half_way_is_finished_by_the_next(

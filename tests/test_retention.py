@@ -152,6 +152,7 @@ class TestChangesThatNobodyTold:
         with planted(find_bug("believes-the-count")) if is_planted else nullcontext():
             simulate(scenario, nodes=3, storage=STORAGE)
 
+    @pytest.mark.slow
     @as_scenario(
         simulate,
         nodes=3,
@@ -201,6 +202,7 @@ class TestBySizeOverNodes:
             await asyncio.sleep(10)
             assert (await values(store, "log"))[0] == 50
 
+    @pytest.mark.slow
     @as_scenario(simulate, nodes=5, copies=3, racks=2, storage=STORAGE)
     async def test_nor_where_its_nodeset_grows(self, cluster: ClusterAtHand) -> None:
         async with cluster.client() as store:

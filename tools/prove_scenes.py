@@ -23,6 +23,12 @@ SPARK_SCENES = (
     "tests/spark/crash/test_sink_crashes.py::test_a_sample",
     "tests/spark/crash/test_crash_matrix.py::test_a_sample",
     "tests/spark/crash/test_checkpoint_matrix.py::test_a_sink_log_that_is_renamed_and_made_again",
+    "tests/spark/jobs/test_audit.py::test_findings_are_durable_before_their_step_is_noted",
+    "tests/spark/jobs/test_land.py::TestOddRecords::test_values_that_name_no_directory_are_set_apart",
+    "tests/spark/jobs/test_land.py::TestOddRecords::test_times_and_partitions_that_no_table_spells",
+    "tests/spark/test_stream_reader.py::TestNames::test_a_log_of_several_epochs_that_is_deleted_under_an_available_now_run",
+    "tests/spark/jobs/test_backfill.py::test_a_directory_of_a_number_is_a_key",
+    "tests/spark/jobs/test_backfill.py::test_a_checkpoint_of_a_replay_into_another_cluster_is_refused",
     "tests/spark/jobs/test_backfill.py::test_a_log_is_landed_written_back_copied_and_counted",
     "tests/spark/jobs/test_stats.py::test_statistics_that_are_stopped_go_on",
     "tests/spark/test_sink_checkpoint.py::test_a_checkpoint_that_lost_its_newest_plan_is_refused",
@@ -34,19 +40,24 @@ SPARK_SCENES = (
     "tests/spark/test_java.py::test_spark_boots_on_the_shim_where_the_machine_has_no_java",
 )
 
+ROOMS = ("tests/storage", "tests/tier")
+"""Rooms with so many scenes that they run by themselves, each with the time limit."""
+
 TIMEOUT_S = 1800.0
-"""Time limit, with a wide margin: the scenes take some ten minutes of two cores."""
+"""Time limit of each run, with a wide margin: all scenes take some twenty minutes of two cores."""
 
 
 def run_scenes(workers: int, say: Callable[[str], None]) -> bool:
     """Run all scenes. Returns whether each passed."""
-    left_out = [f"--ignore={path}" for path in WORLDS if not path.startswith("tests/spark/")]
-    everywhere = ["tests", "--ignore=tests/spark", *left_out]
-    ran = [_pytest(workers, which, say) for which in (everywhere, SPARK_SCENES)]
+    left_out = [path for path in WORLDS if not path.startswith("tests/spark/")]
+    left_out += ["tests/spark", *ROOMS]
+    elsewhere = ["tests", *(f"--ignore={path}" for path in left_out)]
+    runs = [[room] for room in ROOMS] + [elsewhere, list(SPARK_SCENES)]
+    ran = [_pytest(workers, which, say) for which in runs]
     return all(ran)
 
 
-def _pytest(workers: int, which: list[str] | tuple[str, ...], say: Callable[[str], None]) -> bool:
+def _pytest(workers: int, which: list[str], say: Callable[[str], None]) -> bool:
     command = [sys.executable, "-m", "pytest", "-q", "-n", str(workers), "-m", "slow", *which]
     say(f"\nscenes: {shlex.join(command)}")
     try:

@@ -42,6 +42,7 @@ def figures(*arguments: str) -> list[dict[str, object]]:
 
 @pytest.mark.real
 class TestVerbs:
+    @pytest.mark.slow
     def test_append_one_by_one(self, tmp_path: Path):
         (figure,) = figures(
             "append", "--size", "100", "--in-flight", "64", "--records", "1000",

@@ -43,6 +43,7 @@ def test_the_verb_prints_json(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     assert "sequential" in figure["reference_is"] or "reading" in figure["reference_is"]
 
 
+@pytest.mark.slow
 def test_latencies_with_and_without_a_cold_reader(tmp_path: Path):
     profile = ColdProfile(cold_bytes=40 * MIB, seconds=0.3)
     work = bench_cold_reader(profile, directory=str(tmp_path), repeats=1, say=quiet)

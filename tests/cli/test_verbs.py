@@ -94,6 +94,7 @@ class TestHelp:
         assert outcome.exit_code == 0
         assert "Usage" in outcome.stdout
 
+    @pytest.mark.slow
     def test_it_is_quick_and_loads_nothing_heavy(self):
         code = (
             "import sys; sys.argv = ['cordwood', '--help']; from cordwood.cli import main; "

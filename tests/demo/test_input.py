@@ -114,6 +114,7 @@ class TestFlights:
         with pytest.raises(BadSetting, match="not the table of flights"):
             list(read_flights(path))
 
+    @pytest.mark.slow
     def test_the_package_has_all_of_them_and_its_size_is_bounded(self, require):
         try:
             source = find_flights()

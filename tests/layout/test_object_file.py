@@ -84,6 +84,7 @@ def two_logs() -> list[Made]:
 
 
 class TestRoundTrips:
+    @pytest.mark.slow
     @settings(max_examples=60)
     @given(logs(), GROUP_BYTES)
     def test_any_run_of_blocks_and_gaps_comes_back(self, made, group_bytes):

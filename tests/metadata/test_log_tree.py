@@ -876,6 +876,7 @@ class TestDeletingAndRenaming:
             await tree.rename("a", "b")
         assert await tree.by_id(log.log_id) == await tree.get("a") == log
 
+    @pytest.mark.slow
     @pytest.mark.parametrize(
         ("calls", "gives_up"),
         [(("rename",), False), (CALLS, False), (CALLS, True)],

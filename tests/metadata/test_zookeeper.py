@@ -334,6 +334,7 @@ class TestServers:
         with zookeeper_server(tmp_path) as made:
             yield made
 
+    @pytest.mark.slow
     def test_stopped_killed_and_started_again(self, server):
         async def act(store: MetadataStore) -> None:
             first = await store.compare_and_set("a", b"1", 0)

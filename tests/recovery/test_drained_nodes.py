@@ -135,6 +135,7 @@ async def test_an_empty_node_that_runs_keeps_no_epoch_from_its_end(
         assert await values(store, "log") == [b"4"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_planted", [False, True])
 @as_scenario(simulate, nodes=5, copies=3)
 async def test_an_empty_node_that_runs_does_not_stand_for_a_copy(

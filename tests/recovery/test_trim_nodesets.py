@@ -123,6 +123,7 @@ async def test_a_node_that_is_away_keeps_what_it_may_hold(cluster: ClusterAtHand
         await until(lambda: read_history(cluster) == [3, 4, 5])
 
 
+@pytest.mark.slow
 def test_a_log_that_has_had_too_many_takes_no_epoch_in_vain_and_another_once_it_is_trimmed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

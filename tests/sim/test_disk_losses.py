@@ -32,12 +32,14 @@ def lost(outcome: Outcome) -> list[int]:
     return [event.disks for event in outcome.history if isinstance(event, DisksReplaced)]
 
 
+@pytest.mark.slow
 def test_a_short_run_loses_a_disk_and_is_whole_in_the_end() -> None:
     outcome = run("three", 101, 8.0)
     assert lost(outcome) != [0]
     assert outcome.violations == ()
 
 
+@pytest.mark.slow
 def test_a_short_run_makes_the_copies_of_ledgers_anew() -> None:
     options = replace(LEDGERS_LOST(swarm_options(1)), length_s=8.0)
     outcome = run_seed(1, options)

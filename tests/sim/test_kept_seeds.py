@@ -39,6 +39,7 @@ def assert_kept(outcome: Outcome) -> None:
     assert outcome.acked > 100
 
 
+@pytest.mark.slow
 def test_two_quick_members_do_not_keep_a_log_from_being_recovered():
     """Seed 67. Three copies over two racks of two nodes: two members are an f-majority, and
     too few to store a tail on. When the same two always answered first, and nobody waited
@@ -52,6 +53,7 @@ def test_two_quick_members_do_not_keep_a_log_from_being_recovered():
     assert outcome.epochs > 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [1, *more_seeds(2, 3)])
 def test_a_node_whose_rack_is_not_known_yet_is_no_rack_of_its_own(seed):
     """Seed 70. The sequencer had not read the member list since its neighbour registered.
@@ -62,6 +64,7 @@ def test_a_node_whose_rack_is_not_known_yet_is_no_rack_of_its_own(seed):
     assert_kept(play(cluster=cluster, turns=turns, seed=seed))
 
 
+@pytest.mark.slow
 def test_a_sequencer_that_was_replaced_unawares_tells_no_tail():
     """Seed 31. Clients that could not reach the sequencer had another one started. The old
     one heard nothing of that, and when it was reached again it told a tail below what the

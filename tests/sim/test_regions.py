@@ -30,6 +30,7 @@ def play(seed: int) -> Outcome:
         return run_seed(seed, options)
 
 
+@pytest.mark.slow
 def test_copies_span_the_regions_through_a_death_and_a_recovery():
     outcome = play(1)
     assert not outcome.violations, "\n".join(map(str, outcome.violations))

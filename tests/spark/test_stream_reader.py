@@ -804,6 +804,7 @@ class TestNames:
         after = follow_until_new(reader, end, 20.0)
         assert values(reader, reader.partitions(end, after)) == [b"3"]
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("fails", ["true", "false"])
     def test_a_log_of_several_epochs_that_is_deleted_under_an_available_now_run(
         self,

@@ -88,6 +88,7 @@ def test_it_does_nothing_to_a_node_that_is_empty_or_lost_by_then(
     assert after.lost == now.lost
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_planted", [False, True])
 @pytest.mark.parametrize("replicated", [False, True])
 @pytest.mark.parametrize("how", ["paused", "cut off"])
@@ -115,6 +116,7 @@ def test_a_drain_that_was_taken_back_does_not_begin_again(
         simulate(scenario, nodes=6, replicated_events=replicated)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("order", ["undrain", "abort"])
 @pytest.mark.parametrize("how", ["paused", "cut off"])
 def test_a_late_end_of_a_drain_does_not_end_the_next_drain(how: str, order: str) -> None:
@@ -158,6 +160,7 @@ def paused_at(
     return goes_on
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_planted", [False, True])
 @pytest.mark.parametrize("replicated", [False, True])
 def test_a_late_word_that_data_is_gone_is_not_of_the_next_loss(
@@ -251,6 +254,7 @@ async def emptied(cluster: ClusterAtHand, store: Store) -> None:
     await until(is_empty, timeout_s=60)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_planted", [False, True])
 @pytest.mark.parametrize("replicated", [False, True])
 @pytest.mark.parametrize("how", ["paused", "cut off"])
@@ -426,6 +430,7 @@ def test_an_order_is_carried_out_if_it_changes_nothing(
     assert is_carried_out(order, LostNode(1, 10, is_recoverable=False)) is gone
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("replicated", [False, True])
 @pytest.mark.parametrize("after_s", [0.006, 0.007])
 def test_a_late_end_of_a_requests_drain_does_not_end_an_operators_drain(

@@ -236,6 +236,7 @@ SCENES = (
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("replicated", [False, True])
 @pytest.mark.parametrize("is_planted", [False, True])
 @pytest.mark.parametrize(("scene", "bug"), SCENES)

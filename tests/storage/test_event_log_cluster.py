@@ -257,6 +257,7 @@ async def begin_epoch_without(cluster: ClusterAtHand, log: int, away: int) -> No
     await asyncio.sleep(10)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_planted", [False, True])
 def test_donors_make_a_node_anew_while_the_metadata_store_is_away(
     monkeypatch: pytest.MonkeyPatch, is_planted: bool

@@ -149,6 +149,7 @@ async def both_come_back(cluster: ClusterAtHand) -> None:
         assert metadata.state is LedgerState.CLOSED
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("storage", [UNFLUSHED, FLUSHED], ids=["in the WAL", "in LogsDB"])
 @pytest.mark.parametrize("replicated", [False, True], ids=["metadata store", "event log"])
 def test_every_acknowledged_entry_is_read_when_both_are_back(storage, replicated: bool) -> None:

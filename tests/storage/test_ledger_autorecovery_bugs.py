@@ -519,6 +519,7 @@ CAUGHT = (
 )  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scene", [*dict.fromkeys(SCENES.values())], ids=lambda s: s.__name__)
 def test_the_scene_holds(scene: Scene) -> None:
     simulate(scene, nodes=4, storage=UNFLUSHED, locations=TWO_RACKS)

@@ -167,6 +167,7 @@ class TestLostNode:
                 await first.append_many(payloads(3))
                 await first.close()
 
+    @pytest.mark.slow
     @as_scenario(simulate, nodes=6, storage=UNFLUSHED)
     async def test_ledgers_are_marked_while_all_nodes_work_at_large_ones(
         self, cluster: ClusterAtHand
@@ -443,6 +444,7 @@ class TestMarks:
             await marks.get(7)
 
 
+@pytest.mark.slow
 @as_scenario(simulate, nodes=5, storage=StorageSettings(rebuild_bytes_s=50_000))
 async def test_ledgers_leave_a_node_that_is_drained_again_within_one_look(
     cluster: ClusterAtHand,

@@ -120,6 +120,7 @@ def play(*, repairs: bool, is_known: bool) -> bool:
     return told[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_known", [False, True], ids=["stranger", "known"])
 @pytest.mark.parametrize("repairs", [False, True], ids=["recovery", "repair"])
 def test_a_spare_that_was_drained_meanwhile_gets_no_copies(

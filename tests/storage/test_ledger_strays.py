@@ -252,6 +252,7 @@ SCENES: list[tuple[Callable[[ClusterAtHand], Awaitable[None]], dict[str, Any], s
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("scene", "options", "name"), SCENES)
 def test_the_scene_holds(scene: Any, options: dict[str, Any], name: str) -> None:
     simulate(scene, **CLUSTER | options)

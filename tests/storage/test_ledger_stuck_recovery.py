@@ -313,6 +313,7 @@ def no_checks(monkeypatch: pytest.MonkeyPatch) -> None:
     swap_value(monkeypatch, lambda: ledger_autorecovery.CHECKED_A_LOOK, 0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("scene", "nodes", "name"), SCENES)
 def test_the_scene_holds(scene: Any, nodes: int, name: str) -> None:
     simulate(scene, nodes=nodes, **CLUSTER)
@@ -325,7 +326,8 @@ def test_the_scene_catches_the_bug(scene: Any, nodes: int, name: str) -> None:
         simulate(scene, nodes=nodes, **CLUSTER)
 
 
-@pytest.mark.parametrize("is_planted", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("is_planted", [False, True])
 def test_entries_that_are_settled_after_a_look_get_their_copies(*, is_planted: bool) -> None:
     options = {**CLUSTER, "rebuild_after_s": 30_000.0}
     if not is_planted:

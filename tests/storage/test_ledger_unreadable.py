@@ -53,15 +53,18 @@ async def a_node_is_lost_beside_it(cluster: ClusterAtHand) -> None:
         assert (await store.ledgers.check(made.ledger_id)).is_whole
 
 
+@pytest.mark.slow
 def test_lost_copies_of_others_are_made_anew() -> None:
     simulate(a_node_is_lost_beside_it, nodes=5)
 
 
+@pytest.mark.slow
 def test_an_auditor_that_stops_there_is_caught() -> None:
     with planted(find_bug("ledger-unreadable-stops-all")), pytest.raises(AssertionError):
         simulate(a_node_is_lost_beside_it, nodes=5)
 
 
+@pytest.mark.slow
 @as_scenario(simulate)
 async def test_copies_of_others_are_checked(cluster: ClusterAtHand) -> None:
     async with cluster.client() as store:

@@ -126,6 +126,7 @@ async def a_holder_is_drained(cluster: ClusterAtHand) -> None:
     await until(lambda: entry().is_empty)
 
 
+@pytest.mark.slow
 def test_a_drained_node_keeps_the_copies_that_main_storage_lost() -> None:
     """The other nodes acknowledged new copies, and kept none."""
 
@@ -205,6 +206,7 @@ async def a_holder_is_drained_while_others_let_go(cluster: ClusterAtHand) -> Non
     assert len([each for each in items if isinstance(each, Record)]) == 100
 
 
+@pytest.mark.slow
 def test_a_node_that_is_about_to_let_go_takes_no_copies() -> None:
     """It acknowledged the only copy of a record, and dropped it."""
     storage = replace(STORAGE, retention_every_s=30)
@@ -280,6 +282,7 @@ async def a_holder_is_back(cluster: ClusterAtHand, *, is_accepted: bool) -> tupl
     return NodeId(3), tail
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_accepted", [True, False])
 def test_a_node_that_is_drained_before_its_first_local_drop_gives_what_main_storage_lost(
     *, is_accepted: bool
@@ -312,6 +315,7 @@ def test_a_node_that_is_drained_before_its_first_local_drop_gives_what_main_stor
             run()
 
 
+@pytest.mark.slow
 def test_a_drain_waits_for_main_storage_that_does_not_answer_and_says_so(
     caplog: pytest.LogCaptureFixture,
 ) -> None:

@@ -77,6 +77,7 @@ async def outlives(cluster: ClusterAtHand) -> None:
         assert not holders(cluster, staged), "what is published goes, also from its new nodes"
 
 
+@pytest.mark.slow
 @as_scenario(simulate, nodes=5)
 async def test_a_committed_batch_outlives_all_nodes_that_held_it_lost_one_after_the_other(
     cluster: ClusterAtHand,

@@ -40,6 +40,7 @@ async def epochs_without(cluster: ClusterAtHand, node: int) -> dict[int, int]:
     return after
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("replicated", [False, True])
 @pytest.mark.parametrize("paused", [False, True])
 @pytest.mark.parametrize("bug", ["", "owed-seals-forgotten"])

@@ -93,6 +93,7 @@ async def a_late_begin_after_a_refusal(cluster: ClusterAtHand, how: str) -> bool
         return await known(other) is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_planted", [False, True])
 @pytest.mark.parametrize("replicated", [False, True])
 @pytest.mark.parametrize(

@@ -67,6 +67,7 @@ async def lacking(cluster: ClusterAtHand) -> dict[Block, tuple[int, ...]]:
     return {place: next(iter(n.values())) for place, n in found.items() if len(n) < 3}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("goes", ["first", "last", "drained"])
 @pytest.mark.parametrize("seed", [1, 2, 4])
 def test_blocks_that_a_node_lost_get_their_copies_with_the_next_loss(

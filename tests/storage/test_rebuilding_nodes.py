@@ -127,6 +127,7 @@ def test_two_of_five_nodes_are_made_anew_although_one_is_the_others_donor(
     assert len(told) == 2, "once for each of the two logs"
 
 
+@pytest.mark.slow
 @as_scenario(simulate, nodes=8, rebuild_after_s=20.0)
 async def test_a_report_that_is_refused_is_told_once(
     cluster: ClusterAtHand, *, caplog: pytest.LogCaptureFixture
@@ -169,6 +170,7 @@ async def test_no_disk_after_the_other_takes_a_record(cluster: ClusterAtHand) ->
     await all_there(cluster)
 
 
+@pytest.mark.slow
 @as_scenario(with_either_log, nodes=5)
 async def test_no_disk_after_the_other_takes_a_trim_point(cluster: ClusterAtHand) -> None:
     """Donors tell it to a node that began anew, so that nobody takes what was trimmed for lost."""
@@ -190,6 +192,7 @@ async def test_no_disk_after_the_other_takes_a_trim_point(cluster: ClusterAtHand
     ]
 
 
+@pytest.mark.slow
 @as_scenario(with_either_log, nodes=5)
 async def test_a_node_that_is_back_with_its_data_stays_as_it_was(cluster: ClusterAtHand) -> None:
     await put_records(cluster)
@@ -210,6 +213,7 @@ async def test_a_node_that_is_back_with_its_data_stays_as_it_was(cluster: Cluste
     await all_there(cluster)
 
 
+@pytest.mark.slow
 @as_scenario(with_either_log, nodes=5)
 async def test_a_node_whose_data_lies_elsewhere_does_not_start_with_its_old_disk(
     cluster: ClusterAtHand,
@@ -268,6 +272,7 @@ def test_a_donor_that_dies_half_way_goes_on_where_it_was(monkeypatch: pytest.Mon
     simulate(scenario, nodes=5)
 
 
+@pytest.mark.slow
 @as_scenario(with_either_log, nodes=5)
 async def test_a_deleted_log_whose_end_is_open_holds_nobody_up(cluster: ClusterAtHand) -> None:
     await put_records(cluster)
@@ -287,6 +292,7 @@ async def test_a_deleted_log_whose_end_is_open_holds_nobody_up(cluster: ClusterA
     await until(lambda: known_empty(cluster, 2), timeout_s=60)
 
 
+@pytest.mark.slow
 def test_a_log_that_cannot_be_settled_takes_no_turn_of_the_others(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -373,6 +379,7 @@ async def take_no_records(cluster: ClusterAtHand, node: int, *, is_full: bool) -
     await until(lambda: bool(engine.low_space or engine.read_only))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_full", [False, True])
 @pytest.mark.parametrize("is_planted", [False, True])
 def test_a_lost_disk_is_made_anew_beside_a_node_that_takes_no_records(
@@ -401,6 +408,7 @@ def test_a_lost_disk_is_made_anew_beside_a_node_that_takes_no_records(
         simulate(scenario, nodes=5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_full", [False, True])
 def test_a_node_that_takes_no_records_is_drained(is_full: bool) -> None:
     async def scenario(cluster: ClusterAtHand) -> None:
@@ -424,6 +432,7 @@ async def _slow(right: Any, self: Moves, *args: Any, **how: Any) -> Any:
 SLOW = PlantedBug("slow", "a move takes its time", at(Moves._send).around(_slow))
 
 
+@pytest.mark.slow
 @as_scenario(with_either_log, nodes=5, rebuild_after_s=10.0)
 async def test_a_node_that_is_lost_while_it_is_drained_is_made_anew(
     cluster: ClusterAtHand,
@@ -448,6 +457,7 @@ async def test_a_node_that_is_lost_while_it_is_drained_is_made_anew(
     await all_there(cluster)
 
 
+@pytest.mark.slow
 @as_scenario(with_either_log, nodes=5, rebuild_after_s=10.0)
 async def test_a_drain_goes_on_when_its_node_is_back_after_it_was_called_lost(
     cluster: ClusterAtHand,
@@ -473,6 +483,7 @@ def lost_for_good(cluster: ClusterAtHand, node: int) -> bool:
     return all(entry is not None and not entry.relocates for entry in entries)
 
 
+@pytest.mark.slow
 @as_scenario(with_either_log, nodes=5)
 async def test_a_node_that_begins_anew_says_of_ledgers_that_it_does_not_know(
     cluster: ClusterAtHand,

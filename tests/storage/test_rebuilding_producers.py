@@ -73,6 +73,7 @@ async def test_no_disk_after_the_other_takes_who_wrote_into_an_epoch(
         assert await store.append("log", b"more", producer=Producer(PRODUCER, 1)) > last
 
 
+@pytest.mark.slow
 def test_what_main_storage_holds_is_not_stored_again() -> None:
     """Nodes let go of it, and readers would read the repeat as another record."""
     moved = LogAttributes(tier=True, local_retention=0, tier_after_s=0)
@@ -161,6 +162,7 @@ def test_a_node_that_refuses_one_log_is_told_of_the_others(monkeypatch: pytest.M
     simulate(scenario, nodes=5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("bug", ["", "refused-not-told-again"])
 def test_nodes_that_refuse_for_a_while_are_told_again(
     monkeypatch: pytest.MonkeyPatch, bug: str

@@ -105,6 +105,7 @@ def test_a_node_gives_that_the_writer_of_the_event_did_not_know(drain: bool, bug
         simulate(scenario, nodes=5, copies=2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("replicated", [False, True])
 def test_a_node_that_joins_during_a_rebuilding_and_dies_does_not_keep_it_from_its_end(
     replicated: bool,
@@ -133,6 +134,7 @@ def test_a_node_that_joins_during_a_rebuilding_and_dies_does_not_keep_it_from_it
     )  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("replicated", [False, True])
 def test_an_epoch_that_ends_between_the_seals_and_the_ack_of_a_node_stays_ended(
     monkeypatch: pytest.MonkeyPatch, replicated: bool
@@ -202,6 +204,7 @@ def test_an_epoch_that_ends_between_the_seals_and_the_ack_of_a_node_stays_ended(
     simulate(scenario, nodes=5, copies=2, replicated_events=replicated)
 
 
+@pytest.mark.slow
 def test_nodes_that_begin_anew_know_what_lies_in_main_storage() -> None:
     """Every disk is lost once, each after the last one was made anew."""
 
@@ -229,6 +232,7 @@ def test_nodes_that_begin_anew_know_what_lies_in_main_storage() -> None:
     )  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("replicated", [False, True])
 @pytest.mark.parametrize("owes", [True, False])
 def test_a_node_that_dies_between_its_word_and_its_second_seals_seals_at_its_next_start(

@@ -27,6 +27,7 @@ async def fewest(cluster: ClusterAtHand) -> int:
     return min(len(nodes) for nodes in (await copies(cluster)).values())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_planted", [False, True])
 @as_scenario(simulate, nodes=3, copies=3)
 async def test_a_lost_node_stays_out_while_an_end_has_too_few_copies(
@@ -115,6 +116,7 @@ async def with_a_joined_holder(cluster: ClusterAtHand) -> None:
     await asyncio.sleep(60)
 
 
+@pytest.mark.slow
 @as_scenario(simulate, nodes=4, copies=3)
 async def test_an_end_whose_first_holder_joined_after_the_loss_gets_its_copies(
     cluster: ClusterAtHand,
@@ -136,6 +138,7 @@ async def test_an_end_whose_first_holder_joined_after_the_loss_gets_its_copies(
     assert await fewest(cluster) == 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_planted", [False, True])
 @as_scenario(simulate, nodes=3, copies=3)
 async def test_a_lost_node_stays_out_if_all_holders_of_a_short_end_joined_after_its_loss(

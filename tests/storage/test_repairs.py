@@ -602,6 +602,7 @@ def test_a_repair_that_stirs_no_log_is_caught() -> None:
         test_a_copy_is_mended_on_a_log_that_nobody_uses()
 
 
+@pytest.mark.slow
 def test_a_donor_that_stirs_no_log_with_rotten_copies_is_caught() -> None:
     with planted(find_bug("rotten-end-unstirred")), pytest.raises(TimeoutError):
         test_a_copy_that_rotted_before_its_release_holds_no_rebuilding_up(is_deleted=False)
@@ -640,6 +641,7 @@ async def test_the_only_copy_of_a_block_holds_no_rebuilding_up_once_it_has_rotte
     assert ranges(cluster, holder)
 
 
+@pytest.mark.slow
 def test_a_donor_waits_for_its_rotten_copies(monkeypatch: pytest.MonkeyPatch) -> None:
     """Others count on it for new copies of them."""
     right = Repairs._round
@@ -676,6 +678,7 @@ def test_a_donor_that_does_not_wait_for_its_rotten_copies_is_caught(
         test_a_donor_waits_for_its_rotten_copies(monkeypatch)
 
 
+@pytest.mark.slow
 def test_a_copy_that_is_mended_while_its_donor_looks_is_moved(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -760,6 +763,7 @@ async def rebalanced(cluster: ClusterAtHand, source: int, target: int) -> None:
     await flushed(cluster)
 
 
+@pytest.mark.slow
 def test_a_copy_that_was_given_away_before_does_not_fill_a_lost_partition(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -806,11 +810,13 @@ def test_a_copy_that_was_given_away_before_does_not_fill_a_lost_partition(
     simulate(scenario, nodes=5, storage=ONE_FLUSH)
 
 
+@pytest.mark.slow
 def test_a_range_that_any_copy_fills_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     with planted(find_bug("rot-filled-by-any-copy")), pytest.raises(AssertionError):
         test_a_copy_that_was_given_away_before_does_not_fill_a_lost_partition(monkeypatch)
 
 
+@pytest.mark.slow
 def test_a_range_with_more_heads_than_one_fetch_takes_is_mended_part_by_part(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -842,6 +848,7 @@ def test_a_range_with_more_heads_than_one_fetch_takes_is_mended_part_by_part(
     simulate(scenario, nodes=5, storage=unflushed)
 
 
+@pytest.mark.slow
 def test_a_part_of_a_range_that_passes_for_all_of_it_is_caught(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

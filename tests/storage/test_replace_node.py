@@ -188,6 +188,7 @@ async def closed_on(store: Store, *nodes: int) -> int:
     return made.ledger_id
 
 
+@pytest.mark.slow
 @as_scenario(simulate, nodes=5, rebuild_after_s=1200.0)
 async def test_its_directory_stays_while_ledgers_name_it_and_are_not_repaired(
     cluster: ClusterAtHand,
@@ -215,6 +216,7 @@ async def test_its_directory_stays_while_ledgers_name_it_and_are_not_repaired(
         assert len(await (await store.ledgers.open(ledger)).read(0, 9)) == 10
 
 
+@pytest.mark.slow
 @as_scenario(simulate, nodes=5, rebuild_after_s=1200.0)
 async def test_its_directory_stays_while_no_node_audits(cluster: ClusterAtHand) -> None:
     """The lease of an auditor that died stands for two minutes."""
@@ -230,6 +232,7 @@ async def test_its_directory_stays_while_no_node_audits(cluster: ClusterAtHand) 
         assert len(await (await store.ledgers.open(ledger)).read(0, 9)) == 10
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_planted", [False, True])
 @as_scenario(simulate, nodes=6, copies=2, rebuild_after_s=7200.0, replicated_events=False)
 async def test_a_drained_node_goes_on_when_a_node_ends_its_request_that_takes_it_for_full(
@@ -262,6 +265,7 @@ async def test_a_drained_node_goes_on_when_a_node_ends_its_request_that_takes_it
         assert not any(each.drain for each in (await store.rebuilding()).lost)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_planted", [False, True])
 @as_scenario(simulate, nodes=6, copies=2, rebuild_after_s=7200.0)
 async def test_drained_nodes_go_on_when_their_requests_are_removed(

@@ -53,6 +53,7 @@ def test_a_rotten_last_copy_ends_a_rebuilding_by_an_operators_word(
         simulate(scenario, nodes=5, copies=2, storage=SCRUBBED, replicated_events=replicated)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("next_loss", ["same", "other", "drain"])
 def test_a_rotten_last_copy_ends_the_next_rebuilding_too(next_loss: str) -> None:
     """The other nodes of its copyset joined empty, so no operator's word tells of them any more.

@@ -37,6 +37,7 @@ async def knows_again(cluster: ClusterAtHand, node: int, *, timeout_s: float = 6
     await until(lambda: not cluster.running[node].engine.damage, timeout_s=timeout_s)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(6))
 @as_scenario(simulate, nodes=5, storage=UNFLUSHED)
 async def test_a_node_is_healed_within_five_seconds_and_knows_what_it_holds(
@@ -69,6 +70,7 @@ async def test_a_read_only_node_is_healed_too(cluster: ClusterAtHand) -> None:
     assert not await missing(cluster)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(4))
 @as_scenario(simulate, nodes=5, storage=UNFLUSHED)
 async def test_what_rots_after_a_healing_is_found_and_healed_too(
@@ -104,6 +106,7 @@ async def test_it_is_told_while_it_goes_on(cluster: ClusterAtHand) -> None:
     assert reply.heal.lost == ""
 
 
+@pytest.mark.slow
 @as_scenario(simulate, nodes=1, copies=1, racks=1, storage=UNFLUSHED)
 async def test_a_store_of_one_node_has_nobody_to_be_healed_from(cluster: ClusterAtHand) -> None:
     await put_records(cluster, logs=1)
@@ -124,6 +127,7 @@ async def test_two_nodes_that_lost_records_are_healed_from_the_others(
     assert not await missing(cluster)
 
 
+@pytest.mark.slow
 @as_scenario(simulate, nodes=5, storage=UNFLUSHED)
 async def test_appends_go_on_meanwhile(cluster: ClusterAtHand) -> None:
     await put_records(cluster)

@@ -109,6 +109,7 @@ async def wait_for_bills(store: Store, count: int) -> list[tuple[str, int]]:
             await asyncio.sleep(1)
 
 
+@pytest.mark.slow
 @pytest.mark.cordwood(seeds=3)
 def test_every_order_is_billed_once_whatever_dies(cordwood_sim):
     """Nodes and the application are killed, stopped and lose their power, now and then."""

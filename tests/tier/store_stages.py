@@ -169,7 +169,7 @@ def seaweedfs_server(program: str, path: Path) -> Iterator[S3Server]:
     ports = [f"-{role}.port={free_port()}" for role in ("master", "volume", "filer")]
     with (path / "log").open("wb") as log:
         process = subprocess.Popen(
-            # Trap: its catalogs listen on fixed ports, so a second server beside it would not start.
+            # Trap: its catalogs listen on fixed ports, and a second server would not start.
             [program, "server", "-s3", f"-s3.port={port}", "-ip=127.0.0.1", f"-dir={path}",
              "-s3.port.iceberg=0", "-s3.port.lance=0",
              "-volume.max=20", "-master.volumeSizeLimitMB=64", *ports],

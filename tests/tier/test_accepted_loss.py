@@ -77,12 +77,14 @@ async def retention_of_a_range_that_main_storage_lost(
         assert not await values(store, "log")
 
 
+@pytest.mark.slow
 def test_a_loss_that_reaches_past_the_tail_loses_nothing_and_is_taken_back() -> None:
     simulate(a_loss_that_reaches_past_the_tail, nodes=3, storage=STORAGE, tier=TIER)
     with planted(find_bug("tier-point-of-losses")), pytest.raises(AssertionError):
         simulate(a_loss_that_reaches_past_the_tail, nodes=3, storage=STORAGE, tier=TIER)
 
 
+@pytest.mark.slow
 def test_retention_keeps_young_records_of_a_range_that_main_storage_lost() -> None:
     scenario = retention_of_a_range_that_main_storage_lost
     simulate(scenario, nodes=3, storage=STORAGE, tier=TENDED)
@@ -111,6 +113,7 @@ async def a_start_that_is_too_high(cluster: ClusterAtHand) -> None:
         assert await values(store, "log") == written[-11:]
 
 
+@pytest.mark.slow
 def test_nodes_keep_what_a_repair_calls_trimmed() -> None:
     simulate(a_start_that_is_too_high, nodes=3, storage=STORAGE, tier=TENDED)
     with planted(find_bug("tier-believes-the-start")), pytest.raises(AssertionError):
@@ -139,6 +142,7 @@ async def a_node_that_was_away_when_the_log_was_trimmed(cluster: ClusterAtHand) 
         assert await values(store, "log") == written[-10:]
 
 
+@pytest.mark.slow
 def test_a_node_that_missed_a_trim_asks_for_it() -> None:
     scenario = a_node_that_was_away_when_the_log_was_trimmed
     simulate(scenario, nodes=6, storage=STORAGE, tier=TENDED)

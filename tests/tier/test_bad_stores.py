@@ -255,6 +255,7 @@ class TestTheLibrary:
 
         on_real_host(main)
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("name", ["AWS_ENDPOINT", "AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3"])
     def test_a_server_without_tls_is_called_where_the_environment_names_it(
         self, require, monkeypatch: pytest.MonkeyPatch, name: str

@@ -91,6 +91,7 @@ def test_they_get_the_same(start: int, count: int) -> None:
     rows_are_what_blocks_are(start, count)
 
 
+@pytest.mark.slow
 @given(rows_max=st.integers(1, 60), bytes_max=st.integers(1, 2000))
 @settings(max_examples=10, deadline=None)
 def test_batches_of_any_size_hold_all(rows_max: int, bytes_max: int) -> None:

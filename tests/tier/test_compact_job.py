@@ -127,7 +127,8 @@ def test_no_turn_is_taken_for_objects_that_are_gone(tmp_path: Path):
     assert {path: path.read_bytes() for path in heads} == heads
 
 
-@pytest.mark.parametrize("after", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("after", [False, True])
 def test_a_driver_that_dies_at_any_step_loses_nothing_and_repeats_nothing(
     tmp_path: Path, steps, after: bool
 ):

@@ -141,6 +141,7 @@ def test_all_is_there_once_whatever_is_killed(seed):
     MergedSwarm(seed).run()
 
 
+@pytest.mark.slow
 def test_the_runs_come_to_what_they_are_for():
     swarms = [MergedSwarm(seed) for seed in range(4)]
     for swarm in swarms:

@@ -44,6 +44,7 @@ async def an_object_that_the_store_lost(cluster: ClusterAtHand) -> None:
         assert await values(store, "log") == written
 
 
+@pytest.mark.slow
 def test_nodes_keep_records_whose_object_is_gone() -> None:
     scenario = an_object_that_the_store_lost
     simulate(scenario, nodes=3, storage=STORAGE, tier=TIER)
@@ -118,6 +119,7 @@ async def heads_change_meanwhile(
         assert here, f"node {number} dropped what main storage lost"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("deed", DEEDS)
 def test_a_drop_is_decided_by_one_head(deed: Deed, monkeypatch: pytest.MonkeyPatch) -> None:
     def play() -> None:

@@ -88,6 +88,7 @@ def read(part: FilePart, held: Made) -> list[int]:
     return rows if part.is_whole else [lsn for lsn in rows if part.first <= lsn <= part.last]
 
 
+@pytest.mark.slow
 @given(
     st.data(), logs(), st.sets(st.integers(1, 8), max_size=4), st.booleans()
 )  # fmt: skip
@@ -349,6 +350,7 @@ def test_files_stay_and_hold_each_record_once_whatever_goes_on(seed: int) -> Non
     ScannedSwarm(seed).run()
 
 
+@pytest.mark.slow
 def test_the_runs_scan() -> None:
     swarms = [ScannedSwarm(seed) for seed in range(2)]
     for swarm in swarms:

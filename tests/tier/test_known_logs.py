@@ -72,6 +72,7 @@ class TestTheOriginAndTheHead:
         )
         assert bucket.calls["get"] == 4
 
+    @pytest.mark.slow
     @as_scenario(on_history, blocks=PAGED_BLOCKS)
     async def test_a_page_of_the_manifest_is_one_get_more(
         self, made: Made, bucket: Bucket, host: Host

@@ -15,6 +15,7 @@ from cordwood.tier.repair import repair_log
 KEPT = LogAttributes(tier=True, local_retention=3600, tier_after_s=1)
 
 
+@pytest.mark.slow
 def test_uploads_name_the_end_that_takes_the_loss_back(caplog: pytest.LogCaptureFixture) -> None:
     """They said "log 1 at e1n6: e1n23 comes next" for ever."""
 

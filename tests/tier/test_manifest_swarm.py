@@ -37,6 +37,7 @@ def test_every_promise_holds(seed):
     Swarm(seed).run()
 
 
+@pytest.mark.slow
 def test_the_runs_come_to_what_they_are_for():
     seen = [Swarm(seed).run() for seed in range(4)]
     assert min(len(one.turns) for one in seen) > 5

@@ -172,6 +172,7 @@ class TestConditions:
             await store.put_if("head", b"3", first, **IN)
         assert await store.head("head", **IN) is None
 
+    @pytest.mark.slow
     @as_scenario("play")
     async def test_of_many_at_once_one_wins_each_round(
         self, store: ObjectStore, other: ObjectStore

@@ -60,6 +60,7 @@ async def an_accepted_loss_is_put_back(cluster: ClusterAtHand) -> None:
         assert len([item for item in items if isinstance(item, Record)]) == 60
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("bug", ["tier-refuses-what-is-put-back", "tier-collects-what-is-put-back"])
 def test_a_repair_takes_an_accepted_loss_back(bug: str) -> None:
     simulate_cluster(an_accepted_loss_is_put_back, nodes=3, storage=STORAGE, tier=TENDED)

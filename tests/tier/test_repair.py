@@ -116,6 +116,7 @@ async def all_entries(manifest: LogManifest) -> list[Entry]:
 
 
 class TestReading:
+    @pytest.mark.slow
     @pytest.mark.parametrize("taken", [0, 1, 63, 64, 100, 129])
     @as_scenario(on_bucket)
     async def test_a_page_that_is_trimmed_in_part_counts_for_its_rest(
@@ -410,6 +411,7 @@ class TestRepair:
         await repair_log(cloud.store, cloud.manifest(), 7, end=end, accept=True)
         await check_end()
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("count", [0, 1, 62, 63, 64, 127, 130])
     @pytest.mark.parametrize("left", [0, 1, 10])
     @as_scenario(on_bucket)
@@ -617,6 +619,7 @@ class TestCosts:
             await manifest.trim(manifest.head.end)
         assert await reads() == objects + len(logs)
 
+    @pytest.mark.slow
     @as_scenario(on_bucket)
     async def test_a_commit_puts_the_head_alone_but_for_one_in_fanout(self, cloud: Cloud) -> None:
         """Counted at the store: puts and bytes of the first thousands of commits."""

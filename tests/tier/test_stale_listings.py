@@ -113,6 +113,7 @@ async def test_a_damaged_object_that_is_not_listed_is_told(
     assert found.holes == tuple((e.first, e.last) for e in (entries[1], entries[4]))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_planted", [False, True])
 @pytest.mark.parametrize("newest", [2, 70])
 @as_scenario(on_bucket)

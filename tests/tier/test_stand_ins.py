@@ -79,6 +79,7 @@ async def test_another_node_uploads_for_a_node_that_is_cut_off_from_the_metadata
     assert await ends(cluster) == [1] * LOGS
 
 
+@pytest.mark.slow
 @as_scenario(simulate, nodes=4, tier=TIER, storage=STORAGE)
 async def test_a_deleted_log_is_retired_if_the_first_node_does_not_reach_main_storage(
     cluster: ClusterAtHand,
@@ -138,6 +139,7 @@ async def test_the_only_node_that_reaches_main_storage_uploads_ledgers_for_the_o
     assert await tiered(cluster, made) == [True] * LEDGERS_MADE
 
 
+@pytest.mark.slow
 @as_scenario(simulate, nodes=4, tier=TIER, storage=STORAGE)
 async def test_another_node_uploads_ledgers_for_a_node_that_is_cut_off_from_the_metadata_store(
     cluster: ClusterAtHand,

@@ -128,6 +128,7 @@ WAITS = LogAttributes(tier=True, local_retention=3600, tier_after_s=20)
 
 
 class TestSilentNodes:
+    @pytest.mark.slow
     @as_scenario(simulate, nodes=5, copies=2, seed=2, storage=STORAGE, tier=TIER)
     async def test_records_that_no_node_sends_hold_up_no_other_log(
         self, cluster: ClusterAtHand
@@ -183,6 +184,7 @@ class TestSilentNodes:
             assert head is not None
             assert head.end == await store.tail("log") + 1
 
+    @pytest.mark.slow
     @as_scenario(simulate, nodes=5, copies=2, seed=2, storage=STORAGE, tier=TIER)
     async def test_logs_that_do_not_answer_are_waited_for_together(
         self, cluster: ClusterAtHand
@@ -358,6 +360,7 @@ class TestAManifestThatIsPutBackFromAnOlderCopy:
             await repair_log(bucket, LogManifest(bucket, 1, host, "operator"), 1, end=upto)
             assert await values(store, "log") == written
 
+    @pytest.mark.slow
     def test_an_upload_takes_no_turn_at_it(self) -> None:
         """Its turn ended the turns of the objects that the manifest did not name. They were
         collected before a repair could name them again."""
@@ -433,6 +436,7 @@ class TestAStoreOfAnotherCluster:
             patch.setattr(SimCluster, "open_objects", opened)
             simulate(scenario, seed=2, storage=QUICK, tier=TENDED)
 
+    @pytest.mark.slow
     def test_nothing_of_it_goes_and_nothing_comes_in(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Its logs that this cluster lacks were taken for deleted ones; a log of the same number
         was trimmed with this cluster's; both had no other copy any more."""
@@ -468,6 +472,7 @@ class TestAStoreOfAnotherCluster:
         simulate(scenario, seed=2, storage=QUICK, tier=TENDED)
         return after
 
+    @pytest.mark.slow
     def test_nor_where_the_store_becomes_another_clusters(self) -> None:
         """Nodes asked whose it is when they opened it, and never again. They deleted the other
         cluster's logs, and uploaded their own."""
@@ -539,6 +544,7 @@ class TestAStoreOfAnotherCluster:
         simulate(scenario, nodes=3, seed=2, storage=QUICK, tier=TENDED)
         return names
 
+    @pytest.mark.slow
     def test_an_emptied_or_unmounted_store_is_not_marked_again(self) -> None:
         """Nodes took the empty mount point for a new store, moved closed ledgers and logs into it,
         and let go of their copies. Once it was mounted again these were nowhere."""
@@ -546,6 +552,7 @@ class TestAStoreOfAnotherCluster:
         with planted(find_bug("tier-marks-anew")):
             assert OWNER in self.names_after_it_was_emptied()
 
+    @pytest.mark.slow
     def test_nor_by_nodes_that_start_while_it_is_unmounted(self) -> None:
         """A node that had not seen the mark since its start took the mount point for a new store.
         Once it was marked, the other nodes accepted it too."""
@@ -553,6 +560,7 @@ class TestAStoreOfAnotherCluster:
         with planted(find_bug("tier-mark-not-noted")):
             assert OWNER in self.names_after_it_was_emptied(are_new=True)
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("logs", [1, 4])
     def test_nor_where_it_is_older_than_owners(
         self, monkeypatch: pytest.MonkeyPatch, logs: int
@@ -562,6 +570,7 @@ class TestAStoreOfAnotherCluster:
         self.lives(monkeypatch, theirs, logs)
         assert contents(theirs) == before
 
+    @pytest.mark.slow
     def test_nor_where_no_log_says_whose_it_is(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """From before there were origins: what this cluster lacks may be its deleted logs."""
         theirs = self.made(OWNER, *map(origin_name, (1, 2, 3)))
@@ -572,6 +581,7 @@ class TestAStoreOfAnotherCluster:
         assert {name: after[name] for name in kept} == {name: before[name] for name in kept}
         assert OWNER not in after
 
+    @pytest.mark.slow
     @as_scenario(simulate, storage=QUICK, tier=TENDED)
     async def test_a_store_from_before_there_were_owners_gets_its_own(
         self, cluster: ClusterAtHand
@@ -618,6 +628,7 @@ class TestPositions:
                 cluster.machine(late).disk.free_bytes = 1  # then nobody holds any of it
                 await asyncio.sleep(3)
 
+    @pytest.mark.slow
     @as_scenario(simulate, nodes=3, storage=STORAGE, tier=TIER)
     async def test_times_extents_and_sizes_are_the_same_over_both_tiers(
         self, cluster: ClusterAtHand
@@ -662,6 +673,7 @@ class TestPositions:
         async with cluster.client() as store:
             assert (await store.data_size("log")).bytes >= 20 * len(b"ours")
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("what", ["head", "newest", "nothing"])
     @as_scenario(simulate, nodes=3, storage=STORAGE, tier=TIER)
     async def test_what_main_storage_lost_is_not_taken_for_nothing(
@@ -759,6 +771,7 @@ class TestDeletion:
             with pytest.raises(Unreachable, match="ask again"):
                 await TierPositions(store._tier, manifest, info, tail).first(0)
 
+    @pytest.mark.slow
     @as_scenario(simulate, nodes=3, storage=STORAGE, tier=TENDED)
     async def test_a_trim_reaches_into_main_storage_and_objects_go_after_their_grace(
         self, cluster: ClusterAtHand
@@ -777,6 +790,7 @@ class TestDeletion:
             assert items[0].kind is GapKind.TRIM
             assert [r.lsn for r in items if isinstance(r, Record)] == lsns[50:]
 
+    @pytest.mark.slow
     @as_scenario(simulate, nodes=3, storage=STORAGE, tier=TENDED)
     async def test_retention_by_time_and_by_size_reaches_into_main_storage(
         self, cluster: ClusterAtHand
@@ -794,6 +808,7 @@ class TestDeletion:
             assert await values(store, "short") == []
             assert 14 <= len(await values(store, "small")) < 35
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("codec", ["none", "zstd"])
     @as_scenario(simulate, nodes=3, storage=STORAGE, tier=TENDED)
     async def test_retention_by_size_counts_what_nodes_stored(
@@ -812,6 +827,7 @@ class TestDeletion:
             assert min(gone(cluster)) > 0
             assert await values(store, "log") == written
 
+    @pytest.mark.slow
     def test_the_objects_of_a_deleted_log_go(self):
         async def scenario(cluster: ClusterAtHand) -> None:
             async with cluster.client() as store:
@@ -838,6 +854,7 @@ MERGED = replace(
 
 
 class TestMerging:
+    @pytest.mark.slow
     def test_nodes_merge_what_piles_up_and_readers_notice_nothing(self):
         async def scenario(cluster: ClusterAtHand) -> None:
             async with cluster.client() as store:
@@ -895,6 +912,7 @@ class TestAfterARepair:
             async with asyncio.timeout(60):
                 assert await values(store, "log") == written
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("single", [True, False])
     @as_scenario(simulate, nodes=3, storage=STORAGE, tier=TIER)
     async def test_nodes_keep_what_a_repair_called_lost(
@@ -969,6 +987,7 @@ class TestAfterARepair:
             async with asyncio.timeout(60):
                 assert await reading == written
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("lost", [0, -1], ids=["first", "last"])
     @as_scenario(simulate, nodes=3, storage=STORAGE, tier=TIER)
     async def test_an_end_that_main_storage_lost_is_not_told_while_a_node_is_silent(
@@ -1016,6 +1035,7 @@ class TestAfterARepair:
             assert len(written) == 100
             assert first <= last
 
+    @pytest.mark.slow
     @as_scenario(simulate, nodes=3, storage=STORAGE, tier=TIER)
     async def test_the_newest_objects_are_lost_and_the_log_goes_on(
         self, cluster: ClusterAtHand

@@ -169,6 +169,7 @@ class TestRanges:
         assert seen(items) == wanted(made, made.first, made.next - 1)
         assert reader.next_lsn == made.next
 
+    @pytest.mark.slow
     @settings(max_examples=15)
     @given(st.lists(st.tuples(st.floats(0, 1), st.floats(0, 1)), min_size=8, max_size=8),
            st.sampled_from([1, 300, 1 << 20]))  # fmt: skip
@@ -450,6 +451,7 @@ class TestMeanwhile:
     def test_trims_collections_and_uploads_go_on_under_a_reader(self, seed):
         read_meanwhile(seed)
 
+    @pytest.mark.slow
     @pytest.mark.parametrize(
         "plant",
         [skips_what_is_gone, one_trimmed_too_many, begins_one_behind, believes_its_first_head],

@@ -68,6 +68,7 @@ async def test_retention_goes_on(cluster: ClusterAtHand) -> None:
         assert not objects(cluster)
 
 
+@pytest.mark.slow
 @as_scenario(simulate, nodes=3, storage=STORAGE, tier=TENDED)
 async def test_so_it_does_where_all_nodes_start_again(cluster: ClusterAtHand) -> None:
     """No log asks for main storage by then: nodes know by what they let go of that it is used."""
@@ -80,6 +81,7 @@ async def test_so_it_does_where_all_nodes_start_again(cluster: ClusterAtHand) ->
         await until(lambda: not objects(cluster))
 
 
+@pytest.mark.slow
 def test_the_planted_bug_is_caught() -> None:
     with planted(find_bug("tier-off-is-forgotten")), pytest.raises(TimeoutError):
         test_it_is_read_and_once_it_is_trimmed_its_objects_go()

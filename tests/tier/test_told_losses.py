@@ -108,6 +108,7 @@ async def a_loss_over_two_epochs(cluster: ClusterAtHand) -> None:
     assert [lsn for lsn in here if any(a <= lsn <= b for a, b in losses)] == []
 
 
+@pytest.mark.slow
 def test_a_loss_ends_with_its_epoch() -> None:
     def run() -> None:
         simulate(
@@ -196,6 +197,7 @@ def test_a_reader_that_waits_at_a_loss_sees_that_it_was_taken_back() -> None:
 
 
 class TestObjectsThatAreMissing:
+    @pytest.mark.slow
     def test_a_reader_whose_nodes_all_restarted_gets_the_error(self) -> None:
         """It stood for good: it counted on no node, and no node's answer was taken."""
 
@@ -218,6 +220,7 @@ class TestObjectsThatAreMissing:
 
         simulate(scenario, nodes=3, storage=STORAGE, tier=TIER)
 
+    @pytest.mark.slow
     def test_a_reader_without_nodes_goes_on_when_the_object_is_put_back(self) -> None:
         async def scenario(cluster: ClusterAtHand) -> None:
             attributes = LogAttributes(tier=True, local_retention=5, tier_after_s=1, nodeset_size=3)
@@ -306,6 +309,7 @@ async def records_before_the_start(cluster: ClusterAtHand) -> None:
     assert kept - given == set()
 
 
+@pytest.mark.slow
 def test_nodes_are_asked_for_records_before_the_manifests_start() -> None:
     missed_by(
         "tier-tells-the-start", records_before_the_start,
@@ -313,6 +317,7 @@ def test_nodes_are_asked_for_records_before_the_manifests_start() -> None:
     )  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("single", [True, False])
 def test_a_trim_that_objects_show_first_is_told_at_once(single: bool) -> None:
     """The nodes know it, and the reader, which is amid objects, has not heard of it."""
@@ -374,6 +379,7 @@ async def rotten_copies_where_main_storage_lost(cluster: ClusterAtHand) -> None:
     assert [lsn for lsn in sorted(both) if any(a <= lsn <= b for a, b in losses)] == []
 
 
+@pytest.mark.slow
 def test_a_rotten_copy_is_no_proof_of_a_loss() -> None:
     missed_by(
         "tier-counts-rotten-copies", rotten_copies_where_main_storage_lost,

@@ -41,6 +41,7 @@ async def a_node_that_missed_a_trim_answers_first(cluster: ClusterAtHand) -> Non
     assert [item.value for item in items if isinstance(item, Record)] == written[-10:]
 
 
+@pytest.mark.slow
 def test_no_record_of_an_object_is_given_before_the_trim_points_are_known() -> None:
     scenario = a_node_that_missed_a_trim_answers_first
     simulate(scenario, nodes=3, storage=STORAGE, tier=TIER)

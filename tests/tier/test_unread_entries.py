@@ -56,6 +56,7 @@ async def take_the_name_away(cluster: ClusterAtHand) -> None:
     await LogTree(store).note_change()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("key", ["log_ids/1", "logs/log1"])
 @as_scenario(simulate, nodes=4, tier=TIER, storage=STORAGE)
 async def test_one_log_that_cannot_be_read_holds_up_no_other(
@@ -73,6 +74,7 @@ async def test_one_log_that_cannot_be_read_holds_up_no_other(
     assert await ends(cluster) == [1, 2, 0, 1], "the log that cannot be read was not deleted"
 
 
+@pytest.mark.slow
 @as_scenario(simulate, nodes=4, tier=TIER, storage=STORAGE)
 async def test_a_log_without_a_name_keeps_its_objects(cluster: ClusterAtHand) -> None:
     """An operator's hand in the metadata store took the name away. The log's entry says that it was
@@ -105,12 +107,14 @@ async def donors_and_empty_nodes_ask(cluster: ClusterAtHand) -> None:
     assert node.engine.gone_of(1) == head.end - 1
 
 
+@pytest.mark.slow
 def test_a_log_without_a_name_is_not_deleted() -> None:
     simulate(donors_and_empty_nodes_ask, nodes=4, tier=TIER, storage=STORAGE)
     with planted(find_bug("tier-nameless-is-deleted")), pytest.raises(AssertionError):
         simulate(donors_and_empty_nodes_ask, nodes=4, tier=TIER, storage=STORAGE)
 
 
+@pytest.mark.slow
 @as_scenario(simulate, nodes=4, tier=TIER, storage=STORAGE)
 async def test_a_deleted_log_that_cannot_be_read_keeps_no_other_deleted_log(
     cluster: ClusterAtHand,
@@ -126,6 +130,7 @@ async def test_a_deleted_log_that_cannot_be_read_keeps_no_other_deleted_log(
     assert await ends(cluster) == [1, 1, 0, 1]
 
 
+@pytest.mark.slow
 @as_scenario(simulate, nodes=4, tier=TIER, storage=STORAGE)
 async def test_a_node_with_an_empty_disk_does_not_guess_what_main_storage_has_of_it(
     cluster: ClusterAtHand,

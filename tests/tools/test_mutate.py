@@ -43,6 +43,7 @@ def test_what_is_changed(source: str, after: list[str]) -> None:
         assert ast.dump(ast.parse(changed(each, source.encode()))) != ast.dump(ast.parse(source))
 
 
+@pytest.mark.slow
 def test_a_seed_draws_the_same_and_what_it_draws_compiles() -> None:
     drawn = mutate.draw(mutate.ROOMS, 300, seed=5)
     assert drawn == mutate.draw(mutate.ROOMS, 300, seed=5)

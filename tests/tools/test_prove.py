@@ -85,7 +85,8 @@ def test_a_proof_of_fifteen_minutes_kills_landings_and_writes_twenty_times_each(
 def test_each_test_that_make_test_leaves_out_is_run_by_a_proof(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Scenes run every slow test outside tests/spark, and of Spark those that they name."""
+    """Scenes run every slow test outside tests/spark, a large room by itself, and of Spark those
+    that they name."""
     monkeypatch.syspath_prepend(str(PROVE.parent))
     import prove_scenes
 
@@ -97,19 +98,23 @@ def test_each_test_that_make_test_leaves_out_is_run_by_a_proof(
 
     monkeypatch.setattr(prove_scenes.subprocess, "run", run)
     assert prove_scenes.run_scenes(2, lambda text: None)
-    everywhere, spark = ran
+    *rooms, elsewhere, spark = ran
     root = PROVE.parents[1]
-    ignored = [each.removeprefix("--ignore=") for each in everywhere if "--ignore" in each]
-    assert {*ignored} == {"tests/spark", "tests/protocol/test_small_scope.py"}
+    alone = [command[-1] for command in rooms]
+    assert alone == [*prove_scenes.ROOMS]
+    ignored = [each.removeprefix("--ignore=") for each in elsewhere if "--ignore" in each]
+    assert {*ignored} == {"tests/spark", "tests/protocol/test_small_scope.py", *alone}
     for scene in spark[spark.index("slow") + 1 :]:
-        path, _, name = scene.partition("::")
+        path, _, names = scene.partition("::")
+        name = names.split("::")[-1]
         text = (root / path).read_text()
-        assert re.search(rf"^@pytest\.mark\.slow\n(?:@.*\n)*def {name}\(", text, re.M), scene
+        assert re.search(rf"^ *@pytest\.mark\.slow\n(?: *@.*\n)*? *def {name}\(", text, re.M), scene
 
 
 ALL = ("--parts", "swarm,demo,tier,beyond,crash")
 
 
+@pytest.mark.slow
 def test_the_swarm_the_demo_the_tier_what_is_beyond_and_crash_states_are_swept(simulator):
     done = prove(simulator, *ALL, "--minutes", "0.01", "--first-seed", "7")
     assert done.returncode == 0, done.stdout + done.stderr

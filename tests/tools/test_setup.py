@@ -160,6 +160,7 @@ def test_a_nearly_full_disk_is_told_before_anything_is_downloaded(
         setup.check_space(place)
 
 
+@pytest.mark.slow
 def test_without_a_network_the_first_run_says_so_and_how_to_go_on(place):
     # Port 9 of loopback refuses at once, as an index behind no network does after a while.
     nowhere = {"PIP_INDEX_URL": "http://127.0.0.1:9/simple", "PIP_FIND_LINKS": ""}

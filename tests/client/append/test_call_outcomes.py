@@ -170,6 +170,7 @@ async def seven() -> int:
 
 
 class TestLoopThread:
+    @pytest.mark.slow
     @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
     @pytest.mark.filterwarnings("ignore:coroutine .* was never awaited:RuntimeWarning")
     @pytest.mark.parametrize("way", ["call", "start"])

@@ -152,6 +152,7 @@ class Soft(Exception):
     """A time limit that a signal handler raises."""
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.filterwarnings("ignore:coroutine .* was never awaited:RuntimeWarning")
 @pytest.mark.parametrize("way", ["submit", "soon"])

@@ -28,6 +28,7 @@ def bug(name: str) -> AbstractContextManager[object]:
     return planted(find_bug(name)) if name else nullcontext()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("bug_name", "is_busy"),
     [("", False), ("names-of-one-node", False), ("", True), ("names-of-one-node-thrice", True)],
@@ -70,6 +71,7 @@ def test_one_node_that_does_not_answer_does_not_stand_for_all(
         simulate(scenario, nodes=5, copies=3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_planted", [False, True])
 @pytest.mark.parametrize("names", [("a",), ("a", "b")])
 def test_a_consumer_waits_for_its_names(names: tuple[str, ...], *, is_planted: bool) -> None:
@@ -94,6 +96,7 @@ def test_a_consumer_waits_for_its_names(names: tuple[str, ...], *, is_planted: b
         simulate(scenario)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("names", [("a",), ("a", "b")])
 def test_cursors_are_not_moved_in_remembered_logs(names: tuple[str, ...]) -> None:
     async def scenario(cluster: ClusterAtHand) -> None:

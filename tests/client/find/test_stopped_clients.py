@@ -116,6 +116,7 @@ def test_who_uses_a_name_all_the_time_waits_once_while_nobody_can_look_it_up() -
     simulate(scenario)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("bug_name", "by_number"),
     [("", False), ("", True), ("waits-of-each-log", False), ("waits-for-old-numbers", True)],

@@ -196,6 +196,7 @@ def test_a_log_of_the_plan_that_is_renamed_deleted_or_made_again(
 
 
 @pytest.mark.real
+@pytest.mark.slow
 @pytest.mark.spark
 def test_findings_are_durable_before_their_step_is_noted(
     spark: SparkSession,

@@ -150,6 +150,7 @@ def test_a_table_of_directories_of_times_is_written_back(
         assert {(int(item.value), item.timestamp_us) for item in copied} == set(enumerate(times))
 
 
+@pytest.mark.slow
 def test_a_directory_of_a_number_is_a_key(
     spark: SparkSession, cluster: LiveCluster, store: BlockingStore, log: str, tmp_path: Path
 ):
@@ -206,6 +207,7 @@ def test_a_checkpoint_of_a_replay_into_another_log_is_refused(
         replay(spark, source, {SERVERS: cluster.url, "log": f"{log}-two"}, checkpoint)
 
 
+@pytest.mark.slow
 def test_a_checkpoint_of_a_replay_into_another_cluster_is_refused(
     spark: SparkSession, cluster: LiveCluster, store: BlockingStore, log: str, tmp_path: Path
 ):

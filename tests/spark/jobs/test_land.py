@@ -138,6 +138,7 @@ class TestOddRecords:
         assert (second["_broken"], second["_parsed"], second["_error_2"]) == (1, 2, 3)
         assert (third["lsn_2"], third["event_date_2"], third["a_b"], third["c_d"]) == (1, 3, 5, 6)
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("format_", FORMATS)
     def test_times_and_partitions_that_no_table_spells(
         self, lands: Callable[..., Landed], store: BlockingStore, log: str, tmp_path: Path, format_
@@ -153,6 +154,7 @@ class TestOddRecords:
             assert lands(**asked).records == 1
         assert values(tmp_path / "table", format_, ("value", "lsn")) == appended(store, log)
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("format_", FORMATS)
     def test_values_that_name_no_directory_are_set_apart(
         self, lands: Callable[..., Landed], store: BlockingStore, log: str, tmp_path: Path, format_

@@ -110,6 +110,7 @@ def test_a_sync_that_fails_once_is_never_tried_again(traced: Run) -> None:
     assert len(said) < RECORDS
 
 
+@pytest.mark.slow
 def test_no_space_for_a_while_loses_nothing(traced: Run) -> None:
     said = traced(f"{WRITES}:error=ENOSPC:when=4")
     assert "refused WalNoSpace" in said
@@ -118,6 +119,7 @@ def test_no_space_for_a_while_loses_nothing(traced: Run) -> None:
     ]
 
 
+@pytest.mark.slow
 def test_a_stalled_write_refuses_and_comes_back(traced: Run) -> None:
     said = traced(f"{WRITES}:delay_enter=1500000:when=4")
     assert "refused WalStalled" in said

@@ -98,6 +98,7 @@ async def a_closed_wal(seed: int) -> tuple[MemoryDisk, list[Item]]:
     return disk, live
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["flipped", "zeroed", "an older lap's"])
 @as_scenario(run)
 async def test_any_bad_sector_is_damage_and_never_absence(*, how: str) -> None:
