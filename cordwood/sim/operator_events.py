@@ -92,6 +92,35 @@ class LossAccepted(HistoryEvent, frozen=True, gc=False, tag="loss-accepted"):
     node: int
 
 
+class OrderAsked(HistoryEvent, frozen=True, gc=False, tag="order-asked"):
+    """The only operator of a matter is about to give an order about it.
+
+    Attributes:
+        matter: what the order is about, such as `autorecovery`.
+        value: what it orders, such as `off`.
+    """
+
+    client: str
+    matter: str
+    value: str
+
+
+class OrderTold(HistoryEvent, frozen=True, gc=False, tag="order-told"):
+    """The operator was told that the order is carried out."""
+
+    client: str
+    matter: str
+    value: str
+
+
+class OrderSeen(HistoryEvent, frozen=True, gc=False, tag="order-seen"):
+    """The operator asked what holds, after the last order had ended, and was told this value."""
+
+    client: str
+    matter: str
+    value: str
+
+
 OperatorEvent: TypeAlias = (
     StorageAsked
     | StorageTold
@@ -99,6 +128,9 @@ OperatorEvent: TypeAlias = (
     | BlockKept
     | NodeScanned
     | LossAccepted
+    | OrderAsked
+    | OrderTold
+    | OrderSeen
     | RebuildingKnown
     | BlockNames
 )

@@ -1,5 +1,6 @@
 """Simulated operators: the first makes nodes read-only now and then, and lets them store again; the
-second gives up nodes that are down; the third has nodes give old data to other nodes.
+second gives up nodes that are down; the third has nodes give old data to other nodes; the fourth
+switches repairs of ledgers off and on.
 
 The operators name only nodes that the other nodes can do without, sometimes all of these at once.
 So all promises to clients hold beside read-only nodes too, before and after the healing.
@@ -15,7 +16,13 @@ from cordwood.errors import CordwoodError, Rejected
 from cordwood.host.seams import Host
 from cordwood.nodes import Authority
 from cordwood.rebuilding import PARTS, Transfer
-from cordwood.sim.operator_events import StorageAsked, StorageTold
+from cordwood.sim.operator_events import (
+    OrderAsked,
+    OrderSeen,
+    OrderTold,
+    StorageAsked,
+    StorageTold,
+)
 from cordwood.sim.workload import RECONNECT_S, Clients
 
 STORAGE_S = 3.0
@@ -31,6 +38,14 @@ begin."""
 
 STOP_SHARE = 0.2
 """Share of the tries that end the rebalance under way instead."""
+
+
+AUTORECOVERY = "autorecovery"
+"""The matter of the orders of `switch_repairs`."""
+
+SWITCH_S = 0.3
+"""Mean time between an order and the question what holds. A stopped node carries out its orders
+some seconds late, so an order and a question often lie around that."""
 
 
 async def keep_storage(name: str, clients: Clients, host: Host) -> None:
@@ -108,3 +123,31 @@ async def rebalance(name: str, clients: Clients, host: Host) -> None:
         except CordwoodError as error:
             clients.told(name, "rebalance", error)
             await asyncio.sleep(RECONNECT_S)
+
+
+async def switch_repairs(name: str, clients: Clients, host: Host) -> None:
+    """Switch repairs of ledgers off and on, and ask what holds, until told to stop. Then repairs
+    are on."""
+    _, chance = clients.next_life(name)
+    recorder = clients.recorder
+    is_on: bool | None = None
+    while not (clients.stopping and is_on):
+        try:
+            async with clients.connected(host, clients.settings(chance)) as store:
+                while not (clients.stopping and is_on):
+                    wanted = clients.stopping or not is_on
+                    value, is_on = _switched(wanted), None
+                    recorder.add(OrderAsked(recorder.now_us, name, AUTORECOVERY, value))
+                    await store.ledgers.switch_autorecovery(on=wanted)
+                    recorder.add(OrderTold(recorder.now_us, name, AUTORECOVERY, value))
+                    is_on = wanted
+                    await clients.pause(chance.expovariate(1 / SWITCH_S))
+                    seen = _switched((await store.ledgers.autorecovery()).on)
+                    recorder.add(OrderSeen(recorder.now_us, name, AUTORECOVERY, seen))
+        except CordwoodError as error:
+            clients.told(name, "switch_autorecovery", error)
+            await asyncio.sleep(RECONNECT_S)
+
+
+def _switched(is_on: bool) -> str:
+    return "on" if is_on else "off"

@@ -14,7 +14,7 @@ from cordwood.sim.crowd import crowd
 from cordwood.sim.ledger_clients import archive, salvage, scribe, tail
 from cordwood.sim.name_clients import call_names, change_names
 from cordwood.sim.name_crossing import cross_names
-from cordwood.sim.operators import give_up, keep_storage, rebalance
+from cordwood.sim.operators import give_up, keep_storage, rebalance, switch_repairs
 from cordwood.sim.position_clients import reset_positions, trim_logs
 from cordwood.sim.publishers import publish_batches
 from cordwood.sim.readers import browse, follow
@@ -47,6 +47,7 @@ _PARTS = {
     "operator": keep_storage,
     "coroner": give_up,
     "balancer": rebalance,
+    "switcher": switch_repairs,
     "namer": change_names,
     "caller": call_names,
     "crosser": cross_names,
@@ -119,6 +120,7 @@ def member_names(options: WorkloadOptions) -> tuple[str, ...]:
         *_numbered("operator", bool(options.read_only)),
         *_numbered("coroner", bool(options.given_up)),
         *_numbered("balancer", bool(options.rebalanced)),
+        *_numbered("switcher", options.switches),
         *_numbered("namer", bool(options.callers)),
         *_numbered("caller", options.callers),
         *_numbered("crosser", options.crossers),

@@ -128,9 +128,9 @@ SCRIBES_SHARE = 0.1
 """Share of the possible seeds in which ledgers are written: such a run takes a third longer. Runs
 whose disks lose data, or whose appends are measured, have no ledgers."""
 
-LONG_LEDGERS_SHARE = 0.25
-"""Share of the seeds with ledgers in which these stay open for the whole run. Such a run has a few
-ledgers with many entries and fragments, and fewer ends and recoveries than the others."""
+LONG_LEDGERS_SHARE, SWITCHES_SHARE = 0.25, 0.5
+"""Shares of the seeds with ledgers. Ledgers stay open for the whole run: it has a few with many
+entries and fragments, and fewer ends and recoveries. An operator switches repairs off and on."""
 
 UNHEALED_SHARE = 0.5
 """Share of the seeds with accepted losses in which nodes do not heal their WALs."""
@@ -240,6 +240,7 @@ def swarm_options(seed: int, damage: Damage | None = None) -> RunOptions:
             scribes=(scribes := _scribes(stream(seed, "scribes"), damage, fills or paced)),
             long_ledgers=bool(scribes)
             and stream(seed, "long-ledgers").random() < LONG_LEDGERS_SHARE,
+            switches=int(bool(scribes) and stream(seed, "switches").random() < SWITCHES_SHARE),
             resenders=stream(seed, "resenders").choice((0, 0, 0, 1)),
             sorters=stream(seed, "sorters").choice((0, 0, 0, 0, 0, 0, 1)),
         ),
@@ -315,7 +316,7 @@ def _alone(options: RunOptions) -> RunOptions:
         ),
         workload=replace(
             work, lull_s=0.0, pause_s=work.pause_s * slower, publishers=0, scribes=0,
-            long_ledgers=False, read_only=(), given_up=(),
+            long_ledgers=False, read_only=(), given_up=(), switches=0,
         ),
         faults=FaultOptions(kinds=(), alone="left_behind"),
         link=None,
@@ -351,7 +352,7 @@ def _losing_disks(options: RunOptions, chance: random.Random) -> RunOptions:
     rebalanced = tuple(range(1, nodes + 1)) if chance.random() < REBALANCED_SHARE else ()
     work = replace(
         options.workload, read_only=(), given_up=(), scribes=0, long_ledgers=False, lull_s=0.0,
-        rebalanced=rebalanced,
+        rebalanced=rebalanced, switches=0,
     )  # fmt: skip
     turns = options.turns
     # Drawn last, so that all other draws of a seed stay as they were.

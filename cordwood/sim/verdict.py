@@ -41,7 +41,13 @@ from cordwood.sim.history import (
 from cordwood.sim.ledger_events import LedgerMade
 from cordwood.sim.name_events import NamedRead, NameLeads
 from cordwood.sim.node_events import Gauged, NodesetsKnown
-from cordwood.sim.operator_events import LossAccepted, NodeScanned, RebuildingKnown, StorageTold
+from cordwood.sim.operator_events import (
+    LossAccepted,
+    NodeScanned,
+    OrderSeen,
+    RebuildingKnown,
+    StorageTold,
+)
 from cordwood.sim.position_events import (
     ExtentTold,
     KeyFound,
@@ -104,6 +110,7 @@ EVIDENCE: Mapping[str, Evidence] = {
     "losses that were accepted": Evidence((LossAccepted,), ("O3",)),
     "nodes that were given up": Evidence((RebuildingKnown,), ("O4",)),
     "words of operators": Evidence((StorageTold,), ("O1",)),
+    "orders of operators": Evidence((OrderSeen,), ("O5",)),
     "dumps of the nodes": Evidence((NodeDumped,), ("S15",), ("S1", "S3", "S7", "S13")),
 }
 """The kinds of evidence by name."""

@@ -80,8 +80,7 @@ class WorkloadOptions:
         logs: names of the logs used.
         pause_s: mean time between two calls of a lane.
         burst: most records in one call.
-        lanes: calls that one producer has in flight at once; each lane is a session of its own,
-            since plain appends that are retried may overtake one another.
+        lanes: calls that one producer has in flight; each lane is a session of its own.
         payload_bytes_max: largest payload.
         restart_s: mean time after which a reader starts over.
         append_timeout_s: the clients' deadline.
@@ -98,8 +97,7 @@ class WorkloadOptions:
         publishers: queries that stage and publish batches; each is a client of its own.
         publish_s: mean time between two batches of one query.
         holders: clients that take a log of their own under fencing tokens, in turn.
-        outsiders: readers without a log's read token; one more client, the keeper, appends and
-            changes the token.
+        outsiders: readers without a log's read token; one more client, the keeper, changes it.
         callers: clients of a log whose name changes; one more client, the namer, changes it.
         crossers: administrators who change the same names at the same moments.
         keyed: share of the calls whose records have keys.
@@ -111,6 +109,7 @@ class WorkloadOptions:
         long_ledgers: whether scribes write ledgers until they must stop; few are recovered.
         sorters: clients (one at most) of a log whose keys do not fall, which look keys up.
         resenders: clients that send a failed call again at the same place.
+        switches: operators (one at most) that switch repairs of ledgers off and on.
         rebalanced: nodes that an operator lets give copies to one another; () for none.
         given_up: nodes that an operator gives up when they are down; () for none.
         read_only: nodes that an operator makes read-only, and lets store again; () for none.
@@ -151,6 +150,7 @@ class WorkloadOptions:
     long_ledgers: bool = False
     sorters: int = 0
     resenders: int = 0
+    switches: int = 0
     rebalanced: tuple[int, ...] = ()
     given_up: tuple[int, ...] = ()
     read_only: tuple[int, ...] = ()

@@ -153,6 +153,9 @@ from cordwood.sim.operator_events import (
     BlockNames,
     LossAccepted,
     NodeScanned,
+    OrderAsked,
+    OrderSeen,
+    OrderTold,
     RebuildingKnown,
     StorageAsked,
     StorageKnown,
@@ -533,6 +536,9 @@ class _Stage:
             type_ = StorageAsked if verb == "says" else StorageTold
             node, read_only = int(words[0][1:]), words[1] == "read-only"
             self.add(type_(self.time_us, client, node, read_only))
+        elif verb in ("orders", "ordered", "sees"):
+            order = {"orders": OrderAsked, "ordered": OrderTold, "sees": OrderSeen}[verb]
+            self.add(order(self.time_us, client, words[0], words[1]))
         elif verb == "polls":
             self.add(ReleasedTold(self.time_us, client, self.log, parse_lsn(words[0])))
         elif verb == "told":

@@ -45,7 +45,11 @@ from cordwood.sim.checkers.liveness import (
     check_recovery_finishes,
 )
 from cordwood.sim.checkers.names import check_names
-from cordwood.sim.checkers.operators import check_copysets_named, check_storing_nodes
+from cordwood.sim.checkers.operators import (
+    check_copysets_named,
+    check_orders_hold,
+    check_storing_nodes,
+)
 from cordwood.sim.checkers.promised_appends import check_conditions, check_producers
 from cordwood.sim.checkers.published import check_published
 from cordwood.sim.checkers.reading import (
@@ -132,6 +136,7 @@ CHECKERS: Mapping[str, Callable[[Evidence], list[Violation]]] = MappingProxyType
         "O2": check_scanned,
         "O3": check_accepted,
         "O4": check_copysets_named,
+        "O5": check_orders_hold,
     }
 )
 """Every promise that can be checked today, by its id."""

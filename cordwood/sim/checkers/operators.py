@@ -1,5 +1,5 @@
 """O1: nodes that must store nothing store nothing. O4: no copyset names nodes that its members know
-to be given up.
+to be given up. O5: an order that is carried out holds until the next one.
 
 O1 is about two kinds of nodes: nodes that an operator made read-only, and nodes that never had a
 weight, which no epoch's nodeset may name. A node hears late that it is read-only. From then on its
@@ -19,6 +19,9 @@ from cordwood.sim.history import BlockStored, Event, NodeStarted
 from cordwood.sim.operator_events import (
     BlockKept,
     BlockNames,
+    OrderAsked,
+    OrderSeen,
+    OrderTold,
     RebuildingKnown,
     StorageAsked,
     StorageKnown,
@@ -94,6 +97,29 @@ def check_copysets_named(evidence: Evidence) -> list[Violation]:
                 text = f"node {event.node} stored {format_lsn(event.first)}, naming lost {named}"
                 shown = (told[-1], event)
                 found.append(Violation("O4", text, event.log, event.first, shown))
+    return found
+
+
+def check_orders_hold(evidence: Evidence) -> list[Violation]:
+    """O5: what an operator was told to be done holds until the operator's next order.
+
+    A node may carry out an order late, or once more. That must not undo a later order. Orders
+    without an answer may hold or not, until an order has an answer.
+    """
+    may_hold: dict[str, dict[str, Event]] = {}
+    found: list[Violation] = []
+    for _, event in evidence.of(OrderAsked, OrderTold, OrderSeen):
+        if isinstance(event, OrderAsked):
+            may_hold.setdefault(event.matter, {})[event.value] = event
+        elif isinstance(event, OrderTold):
+            may_hold[event.matter] = {event.value: event}
+        elif isinstance(event, OrderSeen):
+            holds = may_hold.get(event.matter)
+            if holds is not None and event.value not in holds:
+                text = (
+                    f"{event.matter} is {event.value}, though it was ordered {' or '.join(holds)}"
+                )
+                found.append(Violation("O5", text, 0, 0, (*holds.values(), event)))
     return found
 
 
