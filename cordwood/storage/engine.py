@@ -366,6 +366,11 @@ class StorageEngine:
         """
         await self._write([STORE_KIND, store_head(0)], [], _no_effect, reserve_ok=False)
 
+    @property
+    def has_stores_on_way(self) -> bool:
+        """Whether blocks were taken that are not durable and in effect yet."""
+        return self._bytes_on_way > 0
+
     def is_trimmed(self, block: StoredBlock) -> bool:
         """Whether a block is trimmed, or in main storage: storing it succeeds and keeps nothing."""
         held = self.cache.get(block.header.log)

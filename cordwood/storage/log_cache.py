@@ -68,9 +68,8 @@ class CachedLog:
         tier: records up to this LSN are in main storage, and this node lets them go; 0 for none.
             It only rises. Trap: these records are not trimmed. Readers find them in objects.
         gone: the higher of the two: up to it nothing is kept here.
-        letting_go: no donor's copy of a block that begins up to here is taken: this node has looked
-            at its copies, found none, and is about to raise its tier point; 0 for none. It is not
-            durable.
+        letting_go: no donor's copy of a block that begins up to here is taken: this node looks what
+            main storage has, and may raise its tier point by that; 0 for none. It is not durable.
         bytes: bytes of headers, envelopes and bodies held here.
         produced: the producers' blocks in epochs that are not clean yet.
         nodesets: the history of nodesets (`layout.nodesets`), and the epoch up to which it is

@@ -222,16 +222,18 @@ class LocalDrops:
         gone = engine.gone_of(log)
         parts = [_part(entry) for _, entry in await engine.logs.directory(log) if entry.last > gone]
         policy = policy_of(info.attributes)
-        if parts and self._would_drop(log, parts, policy, 1 << 63):
+        if parts and (most := self._would_drop(log, parts, policy, 1 << 63)):
+            # Only released records: the end of an epoch that is not recovered may still change.
+            readable = engine.cache.log(log).readable
+            await self._take_no_more(log, min(most, readable))
             # Race: a repair, or an operator's older copy, may replace the head meanwhile. Each
             # range is judged by one head: what this one names is asked for, and what it calls lost
             # is kept. By two heads a range could be neither.
             manifest = await self._objects.manifest(log)
             head = await manifest.load()
             end = await self._end_of(log, info, manifest, gone, max(part.last for part in parts))
-            through = self._would_drop(log, parts, policy, end)
-            readable = engine.cache.log(log).readable
-            # Only released records: the end of an epoch that is not recovered may still change.
+            # More may be due by now: nothing above `most` is let go of, as copies are taken there.
+            through = self._would_drop(log, parts, policy, min(end, most + 1))
             missing: Entry | None = None
             if gone < through <= readable:
                 missing = await self._missing(manifest, gone, through)
@@ -243,12 +245,26 @@ class LocalDrops:
                     "node keeps its records from there on, until the object is put back, or "
                     f"`cordwood tier repair {log}` finds the records in other objects",
                 )
-                through = self._would_drop(log, parts, policy, missing.first)
+                through = self._would_drop(log, parts, policy, min(missing.first, most + 1))
             if manifest.head is not head:
                 return  # a page was gone, so a newer head was read on the way: the next pass
             if gone < through <= readable:
                 logger.info("log %d: this node drops its copies up to %d", log, through)
                 await engine.tier(log, through, readable)
+
+    async def _take_no_more(self, log: int, last: int) -> None:
+        """Take no donor's copy up to `last` before this pass has ended; copies that were taken
+        before are durable when this returns.
+
+        Race: main storage may lose an object after this node has looked for it. A donor whose node
+        is drained finds that, and would give this node its only copies: they would be acknowledged
+        and then dropped.
+        """
+        held = self._engine.cache.log(log)
+        held.letting_go = max(held.letting_go, last)
+        # Without stores on the way no record is needed: a full WAL must not hold up a drop.
+        if self._engine.has_stores_on_way:
+            await self._engine.settle_stores()
 
     async def _missing(self, manifest: LogManifest, gone: int, through: int) -> Entry | None:
         """The first entry of what this node would let go of whose object is gone.

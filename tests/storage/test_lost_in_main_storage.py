@@ -5,18 +5,21 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from cluster_at_hand import BUCKET, ClusterAtHand, read_all, simulate, until
 from made_blocks import payload
 from rebuild_scene import order
+from swaps import swap
 from test_repairs import ranges, rot
 
 from cordwood.block import Envelope, EnvelopeFlag, Gap, GapKind, Record
 from cordwood.client.store import Store
+from cordwood.errors import Retryable
 from cordwood.layout.block_header import pack_envelope, pack_header
 from cordwood.layout.message_rebuilding import RebuildOrder
-from cordwood.layout.object_names import head_name
+from cordwood.layout.object_names import head_name, parse_object_name
 from cordwood.layout.waves import StoreRefusal
 from cordwood.log_attributes import LogAttributes
 from cordwood.nodes import NodeId
@@ -24,8 +27,10 @@ from cordwood.settings import StorageSettings, TierSettings
 from cordwood.sim.holdings import held_blocks, is_set_aside
 from cordwood.sim.object_store import BucketFaults
 from cordwood.sim.planted import find_bug, planted
+from cordwood.storage.engine import StorageEngine
 from cordwood.tier.log_manifest import LogManifest
 from cordwood.tier.repair import repair_log
+from cordwood.uploading.local_drops import LocalDrops
 
 TIERED = LogAttributes(tier=True, local_retention=60, tier_after_s=1)
 STORAGE = StorageSettings(flush_age_s=0.5, partition_age_s=2, retention_every_s=1)
@@ -217,6 +222,76 @@ def test_a_node_that_is_about_to_let_go_takes_no_copies() -> None:
 
     run()
     with planted(find_bug("tier-lets-go-of-new-copies")), pytest.raises(AssertionError):
+        run()
+
+
+async def a_holder_is_drained_after_others_looked(
+    cluster: ClusterAtHand, patched: pytest.MonkeyPatch, *, fails: bool
+) -> None:
+    """Nodes have looked for an object, and are about to let go of its records. Main storage loses
+    it, and the only holder of some of these records is drained."""
+    leaving = NodeId(3)
+    cluster.storages[leaving] = replace(STORAGE, retention_every_s=900)
+    await cluster.stop(leaving)
+    await cluster.start(leaving)
+    async with cluster.client() as store:
+        attributes = LogAttributes(sticky_copysets=False).over(TIERED)
+        await store.create_log("log", attributes=attributes)
+        await write(store, 100)
+        await asyncio.sleep(5)
+    names = [name for name in cluster.bucket.names() if name.endswith(".parquet")]
+    lost = parse_object_name(names[len(names) // 2])
+    held = (await holders(cluster, lost.first, lost.last))[leaving]
+    looked: list[StorageEngine] = []
+    right = LocalDrops._missing
+
+    async def missing(self: LocalDrops, manifest: LogManifest, gone: int, through: int) -> Any:
+        found = await right(self, manifest, gone, through)
+        if through >= lost.last and self._engine not in looked:
+            looked.append(self._engine)
+            await asyncio.sleep(30)
+            if fails:
+                raise Retryable("main storage does not answer")
+        return found
+
+    swap(patched, right, missing)
+    others = [node for number, node in cluster.running.items() if number != leaving]
+    await until(lambda: len(looked) == len(others), timeout_s=200)
+    cluster.bucket.delete(names[len(names) // 2])
+    await order(cluster, leaving, RebuildOrder.DRAIN)
+    donor = cluster.running[leaving]._rebuild._donor
+    await asyncio.sleep(20)
+    assert "refuses: let_go" in donor.state().blocked
+    await asyncio.sleep(60)
+    await until(lambda: not any(each.engine.cache.log(1).letting_go for each in others))
+    entry = others[0]._rebuild.set.entry(leaving)
+    assert entry is not None
+    if fails:  # they looked again, and kept what is lost
+        assert entry.is_empty
+        assert all(each.engine.gone_of(1) < lost.first for each in others)
+        return
+    assert all(each.engine.gone_of(1) > lost.last for each in others)
+    assert not entry.is_empty
+    assert "main storage lost" in donor.state().blocked
+    assert (await holders(cluster, lost.first, lost.last))[leaving] == held
+
+
+@pytest.mark.parametrize("fails", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_a_node_takes_no_copies_while_it_looks_for_objects(*, fails: bool) -> None:
+    """It acknowledged the only copies of records whose object was lost since, and dropped them."""
+    storage = replace(STORAGE, retention_every_s=30)
+
+    def run() -> None:
+        with pytest.MonkeyPatch.context() as patched:
+            simulate(
+                lambda cluster: a_holder_is_drained_after_others_looked(
+                    cluster, patched, fails=fails
+                ),
+                nodes=5, copies=1, storage=storage, tier=TIER, seed=2,
+            )  # fmt: skip
+
+    run()
+    with planted(find_bug("tier-looks-before-it-notes")), pytest.raises(AssertionError):
         run()
 
 

@@ -314,6 +314,14 @@ async def _keeps_its_looks(right: Any, self: LocalDrops, *, anew: bool) -> None:
     await right(self, anew=False)
 
 
+async def _takes_copies_meanwhile(self: LocalDrops, log: int, first: int, last: int) -> bool:
+    return not await self._holds(log, first, last)
+
+
+async def _notes_nothing(self: LocalDrops, log: int, last: int) -> None:
+    """Donors give it copies while it looks."""
+
+
 BUGS = (
     PlantedBug("donor-reason-of-pass", "a donor tells why it waits only between two passes, and a "
                                        "pass may take minutes",
@@ -451,4 +459,13 @@ BUGS = (
     PlantedBug("drains-end-in-any-order", "a drained node leaves blocks to another one that is drained, "
                "and neither waits for the other", at(event_log._follows_a_drain).instead(_follows_none),
                scene="tests/storage/test_drained_losses.py"),
+    PlantedBug("tier-lets-go-of-new-copies", "a node takes a donor's copy of lost records after it "
+               "has seen that it has none, and lets go of it",
+               together(at(LocalDrops._stays_without).instead(_takes_copies_meanwhile),
+                        at(LocalDrops._take_no_more).instead(_notes_nothing)),
+               scene="tests/storage/test_lost_in_main_storage.py"),
+    PlantedBug("tier-looks-before-it-notes", "a node takes a donor's copies after it has looked for "
+               "their object, and lets go of them",
+               at(LocalDrops._take_no_more).instead(_notes_nothing),
+               scene="tests/storage/test_lost_in_main_storage.py"),
 )  # fmt: skip

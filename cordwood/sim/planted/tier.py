@@ -397,10 +397,6 @@ async def _looks_at_one_copy(self: LocalDrops, log: int, first: int, last: int) 
     return bool(run.blocks or run.damaged)
 
 
-async def _takes_copies_meanwhile(self: LocalDrops, log: int, first: int, last: int) -> bool:
-    return not await self._holds(log, first, last)
-
-
 def _loses_over_epochs(self: ReadBuffer[Any], last: int, heard: Iterable[NodeId]) -> int:
     return min(last, min([self.first_here, *map(self.marker, heard)]) - 1)
 
@@ -499,10 +495,6 @@ BUGS: tuple[PlantedBug, ...] = (
     PlantedBug("tier-looks-at-one-copy", "a node lets go of lost records that stand behind copies "
                "that do not count", at(LocalDrops._holds).instead(_looks_at_one_copy),
                scene="tests/tier/test_accepted_loss.py"),
-    PlantedBug("tier-lets-go-of-new-copies", "a node takes a donor's copy of lost records after it "
-               "has seen that it has none, and lets go of it",
-               at(LocalDrops._stays_without).instead(_takes_copies_meanwhile),
-               scene="tests/storage/test_lost_in_main_storage.py"),
     PlantedBug("tier-loss-over-epochs", "a reader tells a loss in two epochs by the nodes of the "
                "first one", at(ReadBuffer.lost_up_to).instead(_loses_over_epochs),
                scene="tests/tier/test_told_losses.py"),
