@@ -77,6 +77,7 @@ class LocalDrops:
         self._said = SaidOnce(logger)
         self._said_of = SaidOfEach(logger)
         self._copies = MainLooks(logs, objects, ask_trim)
+        self._is_unread = False
 
     async def run(self) -> None:
         """Make a pass at intervals, until cancelled."""
@@ -122,19 +123,22 @@ class LocalDrops:
         """See `MainCopies`."""
         if anew:
             self._copies.forget()
+        self._is_unread = False
         if not self._objects.address:
             return
         try:
             await self._logs.refresh()
         except CordwoodError as error:
             logger.info("which logs are in main storage is not read: %s", error)
+            self._is_unread = True
 
     def may_have(self, log: int) -> bool:
         """See `MainCopies`. A log with `tier=off` by now may have been in main storage: this node
         knows it if it let go of some of it."""
         if not self._objects.address:
             return False
-        if log in self._logs.tiered or log not in self._logs.all:
+        # Trap: a log may have got `tier=on` since the tree was read.
+        if self._is_unread or log in self._logs.tiered or log not in self._logs.all:
             return True
         held = self._engine.cache.get(log)
         return held is not None and held.tier > 0

@@ -317,6 +317,51 @@ def test_a_drained_node_that_waited_behind_its_last_look_looks_once_more() -> No
         run()
 
 
+async def a_drained_node_is_cut_off(cluster: ClusterAtHand) -> None:
+    """A drained node does not reach the metadata store. Its log got `tier=on` since; the member
+    before it let go of the log, and main storage lost a range."""
+    await asyncio.sleep(10)
+    async with cluster.client() as store:
+        await store.create_log("log", attributes=LogAttributes())
+        await write(store, 15)
+        tail = await store.tail("log")
+    before, leaving = await copyset_of(cluster, 1)
+    cluster.storages[leaving] = replace(STORAGE, retention_every_s=600)
+    own = await cluster.start_with_own_way(leaving)
+    await asyncio.sleep(5)
+    own.is_out = True
+    await asyncio.sleep(1)
+    async with cluster.client() as store:
+        await store.log_tree.set_attributes("log", TIERED)
+    await until(lambda: cluster.running[before].engine.gone_of(1), timeout_s=400)
+    await asyncio.sleep(5)
+    first, last = await lose_objects(cluster, slice(0, 1))
+    assert set(await holders(cluster, first, last)) == {leaving}
+    await order(cluster, leaving, RebuildOrder.DRAIN, forced=True)
+    await asyncio.sleep(30)
+    role = cluster.running[before]._rebuild
+    assert not role.set.entry(leaving).is_empty
+    donor = cluster.running[leaving]._rebuild._donor
+    assert "the metadata store did not answer" in donor.state().blocked
+    own.is_out = False
+    await until(lambda: role.set.entry(leaving).is_empty, timeout_s=100)
+    await all_read_without(cluster, {leaving}, tail)
+
+
+def test_a_drained_node_without_the_metadata_store_waits_where_a_member_let_go() -> None:
+    """It took the log for one without main storage, as it had read, and left its only copies."""
+
+    def run() -> None:
+        simulate(
+            a_drained_node_is_cut_off,
+            nodes=6, copies=2, storage=STORAGE, tier=TIER, seed=3, replicated_events=True,
+        )  # fmt: skip
+
+    run()
+    with planted(find_bug("rebuild-by-an-old-tree")), pytest.raises(AssertionError):
+        run()
+
+
 DRAINED = LostNode(3, 1, relocates=True, donors=(1, 2, 3), done=(1, 2))
 
 

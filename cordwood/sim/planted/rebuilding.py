@@ -314,6 +314,11 @@ async def _keeps_its_looks(right: Any, self: LocalDrops, *, anew: bool) -> None:
     await right(self, anew=False)
 
 
+async def _believes_an_old_tree(right: Any, self: LocalDrops, *, anew: bool) -> None:
+    await right(self, anew=anew)
+    self._is_unread = False
+
+
 async def _takes_copies_meanwhile(self: LocalDrops, log: int, first: int, last: int) -> bool:
     return not await self._holds(log, first, last)
 
@@ -446,6 +451,9 @@ BUGS = (
                scene="tests/storage/test_drained_losses.py"),
     PlantedBug("rebuild-by-old-looks", "a donor believes that main storage has a block, by a look from "
                "before its order", at(LocalDrops.refresh).around(_keeps_its_looks),
+               scene="tests/storage/test_drained_losses.py"),
+    PlantedBug("rebuild-by-an-old-tree", "a donor that does not reach the metadata store believes that "
+               "a log is not in main storage", at(LocalDrops.refresh).around(_believes_an_old_tree),
                scene="tests/storage/test_drained_losses.py"),
     PlantedBug("drained-node-looks-once", "a drained node says that it is done, and does not look again "
                "when the other donors are", at(Pass.looks_again).instead(lambda self, me: False),

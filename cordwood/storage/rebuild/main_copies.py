@@ -18,7 +18,7 @@ class MainCopies(Protocol):
 
     async def refresh(self, *, anew: bool) -> None:
         """Read which logs ask for main storage, for `may_have`. If the metadata store does not
-        answer, what was read before counts, and an unknown log may be in main storage.
+        answer, each log may be in main storage, until the next call.
 
         Args:
             anew: manifests that were read before do not count either: main storage may have lost
