@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import nullcontext
+from dataclasses import replace
 
 import pytest
 from cluster_at_hand import ClusterAtHand, read_all, simulate, until
 from rebuild_scene import copies, healed, lose_disk, lost, order
 from scenarios import as_scenario
+from test_lost_in_main_storage import STORAGE, TIER, TIERED
 
-from cordwood.block import Gap, GapKind
+from cordwood.block import EnvelopeFlag, Gap, GapKind
 from cordwood.layout.message_rebuilding import RebuildOrder
+from cordwood.log_attributes import LogAttributes
+from cordwood.nodes import NodeId
+from cordwood.sim.holdings import held_blocks
 from cordwood.sim.planted import find_bug, planted
 
 
@@ -182,3 +187,55 @@ async def test_a_lost_node_stays_out_if_all_holders_of_a_short_end_joined_after_
         await cluster.start(4)
         await healed(cluster)
         assert await fewest(cluster) == 3
+
+
+async def a_holder_let_go(cluster: ClusterAtHand, *, is_drained: bool) -> None:
+    """Main storage has a log with a short end. One of its two holders let go of it, and is drained;
+    a lost node waits for copies of it. No third node of the nodeset can take one."""
+    async with cluster.client(timeout_s=60) as store:
+        attributes = LogAttributes(tier_after_s=20).over(TIERED)
+        await store.create_log("log", attributes=attributes)
+        await store.append("log", b"1")
+    for node in (1, 2, 3):
+        cluster.kill(node)
+    lose_disk(cluster, 3)
+    cluster.add_nodes(4)
+    for node in (1, 2):
+        cluster.storages[node] = replace(STORAGE, retention_every_s=3000)
+    await cluster.start(1, 2, 4, 5, 6, 7)
+    await say_gone(cluster, 3)
+    cluster.keep_starting(3)
+    await asyncio.sleep(10)
+    blocks = await held_blocks(cluster.running[NodeId(1)].engine, 1)
+    *_, short = (b for b in blocks if b.envelope.flags & EnvelopeFlag.BY_RECOVERY)
+    assert len(short.envelope.copyset) == 2
+    past, holder = map(NodeId, short.envelope.copyset)
+    assert 3 in lost(cluster)
+    cluster.storages[past] = replace(STORAGE, retention_every_s=5)
+    await cluster.stop(past)
+    await cluster.start(past)
+    await asyncio.sleep(3)
+    if is_drained:
+        await order(cluster, past, RebuildOrder.DRAIN, forced=True)
+    engines = {node: cluster.running[node].engine for node in (past, holder)}
+    await until(lambda: engines[past].gone_of(1) >= short.header.last, timeout_s=600)
+    assert engines[holder].gone_of(1) == 0
+    role = cluster.running[holder]._rebuild
+    await until(lambda: all(entry.is_empty for entry in role.set.lost), timeout_s=60)
+    assert is_drained == (role.set.entry(past) is not None)
+    await until(lambda: 3 in cluster.running, timeout_s=60)
+
+
+@pytest.mark.parametrize("is_drained", [False, True])
+def test_a_short_end_that_main_storage_has_holds_up_no_rebuilding(*, is_drained: bool) -> None:
+    """The holder waited for copies of the node that had let go, and that node's drain for it."""
+
+    def run() -> None:
+        simulate(
+            lambda cluster: a_holder_let_go(cluster, is_drained=is_drained),
+            nodes=3, copies=3, storage=STORAGE, tier=TIER, seed=1,
+        )  # fmt: skip
+
+    run()
+    with planted(find_bug("rebuild-waits-for-let-go")), pytest.raises(TimeoutError):
+        run()

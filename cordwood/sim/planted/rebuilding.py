@@ -314,6 +314,13 @@ async def _keeps_its_looks(right: Any, self: LocalDrops, *, anew: bool) -> None:
     await right(self, anew=False)
 
 
+async def _waits_for_all(
+    self: Moves, log: int, waiting: Sequence[tuple[Held, bool]], losses: Losses, report: Report
+) -> None:
+    report.stuck += sum(is_stuck for _, is_stuck in waiting)
+    report.elsewhere += sum(not is_stuck for _, is_stuck in waiting)
+
+
 async def _believes_an_old_tree(right: Any, self: LocalDrops, *, anew: bool) -> None:
     await right(self, anew=anew)
     self._is_unread = False
@@ -455,6 +462,9 @@ BUGS = (
     PlantedBug("rebuild-by-an-old-tree", "a donor that does not reach the metadata store believes that "
                "a log is not in main storage", at(LocalDrops.refresh).around(_believes_an_old_tree),
                scene="tests/storage/test_drained_losses.py"),
+    PlantedBug("rebuild-waits-for-let-go", "a donor waits for copies of a block that main storage has, "
+               "by a node that let go of it", at(Moves._wait_with).instead(_waits_for_all),
+               scene="tests/storage/test_rebuilding_short_ends.py"),
     PlantedBug("drained-node-looks-once", "a drained node says that it is done, and does not look again "
                "when the other donors are", at(Pass.looks_again).instead(lambda self, me: False),
                scene="tests/storage/test_drained_losses.py"),

@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
+from itertools import compress
 
 from crc32c import crc32c
 
@@ -158,6 +159,7 @@ class Moves:
         """Move blocks of one log that are this node's to move, or were noted by it."""
         log = blocks[0].header.log
         plans: list[_Plan] = []
+        waiting: list[tuple[Held, bool]] = []
         told_losses = await self._questions.told_losses(
             log, [held_of(block) for block in blocks], losses, report
         )
@@ -169,16 +171,19 @@ class Moves:
                 report.trouble = f"log {log}: the copy at {format_lsn(held.first)} has rotted here"
                 continue
             if _is_short(block, held) and not here.gives_awaited(held, self._me):
-                report.elsewhere += 1
+                waiting.append((held, False))
                 continue
             found = self._plan(block, held, here, epochs)
             found = found or self._plan_given(held, here, epochs, report)
-            if isinstance(found, Stuck):
+            if isinstance(found, Stuck) and not _is_noted(block):
+                waiting.append((held, True))
+            elif isinstance(found, Stuck):
                 report.stuck += 1
             elif found is _UNKNOWN:
                 report.trouble = f"log {log}: the nodeset of epoch {held.epoch} is not known"
             elif isinstance(found, Move) or _is_noted(block):
                 plans.append((block, held, found if isinstance(found, Move) else None, here))
+        await self._wait_with(log, waiting, losses, report)
         if not plans:
             return
         works: list[_Work] = []
@@ -211,6 +216,31 @@ class Moves:
         works += given
         await self._put_own(taken, report)
         await self._go_through(works, released, flow, report)
+
+    async def _wait_with(
+        self, log: int, waiting: Sequence[tuple[Held, bool]], losses: Losses, report: Report
+    ) -> None:
+        """Count blocks that this node cannot give now, and that have no place (True) or are to be
+        given by another node. It is done with those that main storage has, if a member let go.
+
+        Trap: the node that is to give a block may be the member that let go of it. It never gives
+        it, and if it is drained it waits for this node.
+        """
+        if not waiting:
+            return
+        some = [held for held, _ in waiting]
+        asked = {node for held in some for node in held.copyset}
+        told = by_block(await self._questions.ask(log, some, asked, losses), len(some))
+        past = [has_let_go(each) for each in told]
+        is_safe = await self._questions.are_safe(log, [*compress(some, past)], report)
+        judged = iter(is_safe or ())
+        for (_, is_stuck), is_past in zip(waiting, past, strict=True):
+            if is_past and is_safe is not None and next(judged):
+                continue
+            if is_stuck:
+                report.stuck += 1
+            else:
+                report.elsewhere += 1
 
     async def _ask_holders(
         self,
