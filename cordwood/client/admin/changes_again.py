@@ -2,8 +2,10 @@
 
 Such a change may be done, and another log may have the name by then. So a store remembers which log
 each of these calls meant: an equal call means that log, once for each call without an answer. A
-store cannot tell its callers apart: with several tasks, the repeat of one may come before the first
-call of another, which is refused then. None of them changes a log that nobody meant.
+store cannot tell its callers apart: with several tasks, the first call of one may come before the
+repeat of another, and is taken for it. If it has no answer either, both callers wait for one, or
+the call was a repeat. So both calls are remembered then: a repeat too many is refused, and one too
+few would change another log. With more callers one after another, give the number of the log.
 
 No entry is forgotten to make room: its repeat would change another log. Past UNANSWERED_MAX of them
 no new one is remembered, and its caller is told the number of the log.
@@ -13,24 +15,46 @@ Source: docs/api.md ("logs").
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 UNANSWERED_MAX = 4096
 """Changes without an answer that one store remembers. They are as many as the calls that may be
 under way to one node (`connection.CALLS_MAX`), so one cut of the network does not fill the
 memory."""
 
+CALLERS = 2
+"""Callers that equal calls without an answer, one after another, are taken to be of. With more, one
+caller that tries many times would find as many of its later changes refused."""
+
 Change = tuple[str, ...]
 """The verb, the log's name, and for a rename the new name."""
+
+
+@dataclass(slots=True)
+class _Meant:
+    """Equal calls that meant one log.
+
+    Attributes:
+        number: of the log.
+        waiting: calls without an answer that were not made again yet.
+        under_way: repeats that are under way.
+    """
+
+    number: int
+    waiting: int = 0
+    under_way: int = 0
 
 
 class UnansweredChanges:
     """See the module. Names are normalised."""
 
     def __init__(self) -> None:
-        # An entry for each call, the oldest first.
-        self._numbers: dict[Change, list[int]] = {}
+        # By change, the logs that equal calls meant, the oldest first.
+        self._numbers: dict[Change, list[_Meant]] = {}
 
     def __len__(self) -> int:
-        return sum(map(len, self._numbers.values()))
+        each_log = (each for logs in self._numbers.values() for each in logs)
+        return sum(each.waiting + each.under_way for each in each_log)
 
     def has_room(self) -> bool:
         """Whether a new call is remembered."""
@@ -38,15 +62,41 @@ class UnansweredChanges:
 
     def take(self, change: Change) -> int | None:
         """The number of the log that an equal call without an answer meant, for one repeat of it;
-        None if none is left."""
-        numbers = self._numbers.get(change)
-        if numbers is None:
+        None if there is none. When the repeat has ended, tell it by `answered` or `put_back`."""
+        logs = self._numbers.get(change)
+        if not logs:
             return None
-        number = numbers.pop(0)
-        if not numbers:
-            del self._numbers[change]
-        return number
+        # Race: the call that is under way may be another caller's first one, and this the repeat.
+        meant = next((each for each in logs if each.waiting), logs[0])
+        meant.waiting -= meant.waiting > 0
+        meant.under_way += 1
+        return meant.number
+
+    def answered(self, change: Change, number: int) -> None:
+        """The repeat of a call that meant the log of this number was answered."""
+        meant = self._meant(change, number)
+        meant.under_way -= 1
+        if not (meant.waiting or meant.under_way):
+            self._numbers[change].remove(meant)
+            if not self._numbers[change]:
+                del self._numbers[change]
 
     def put(self, change: Change, number: int) -> None:
-        """A call had no answer; it meant the log of this number."""
-        self._numbers.setdefault(change, []).append(number)
+        """A new call had no answer; it meant the log of this number."""
+        self._meant(change, number).waiting += 1
+
+    def put_back(self, change: Change, number: int) -> None:
+        """The repeat of a call that meant the log of this number had no answer either."""
+        meant = self._meant(change, number)
+        meant.under_way -= 1
+        meant.waiting += 1
+        # It may have been the first call of another caller: then both will make theirs again.
+        meant.waiting += meant.waiting + meant.under_way < CALLERS
+
+    def _meant(self, change: Change, number: int) -> _Meant:
+        logs = self._numbers.setdefault(change, [])
+        for each in logs:
+            if each.number == number:
+                return each
+        logs.append(_Meant(number))
+        return logs[-1]

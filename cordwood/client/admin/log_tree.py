@@ -138,7 +138,9 @@ class LogTree:
         """
         verb, name, *_ = change
         unanswered = self._cluster.unanswered
-        number = wanted = unanswered.take(change) if log_id is None else log_id
+        again = unanswered.take(change) if log_id is None else None
+        number = wanted = again if log_id is None else log_id
+        is_answered = True
         try:
             found, tokens = await self._meant(name)
             if wanted is None:
@@ -152,9 +154,9 @@ class LogTree:
             # If no log has the name, an earlier try may be done. The node finds it by number.
             yield number, tokens
         except (Retryable, OutcomeUnknown) as error:
-            if number and log_id is None:
-                # A repeat leaves the memory as full as it was.
-                if wanted is None and not unanswered.has_room():
+            is_answered = False
+            if number and log_id is None and again is None:
+                if not unanswered.has_room():
                     raise Fenced(
                         f"{name} may be {verb}: {error}. {len(unanswered)} changes of this store "
                         "had no answer, and no more are remembered. Give the number of the log, "
@@ -163,10 +165,16 @@ class LogTree:
                 unanswered.put(change, number)
             raise
         except asyncio.CancelledError:
+            is_answered = False
             # Its caller cannot be told, so it is remembered however many there are.
-            if number and log_id is None:
+            if number and log_id is None and again is None:
                 unanswered.put(change, number)
             raise
+        finally:
+            # Not before: calls of other tasks come meanwhile, and may be the repeat.
+            if again is not None:
+                end = unanswered.answered if is_answered else unanswered.put_back
+                end(change, again)
 
     async def names(self, prefix: str = "/", *, unread: list[str] | None = None) -> dict[int, str]:
         """The names of all logs below a path, by number: `Store.logs` at a third of its cost.

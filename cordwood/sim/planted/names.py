@@ -185,12 +185,22 @@ def _put_once(right: Any, self: UnansweredChanges, change: Change, number: int) 
 def _put_over(right: Any, self: UnansweredChanges, change: Change, number: int) -> None:
     right(self, change, number)
     while len(self) > changes_again.UNANSWERED_MAX:
-        self.take(next(iter(self._numbers)))
+        self._numbers.pop(next(iter(self._numbers)))
 
 
 def _put_if_room(right: Any, self: UnansweredChanges, change: Change, number: int) -> None:
     if len(self) < changes_again.UNANSWERED_MAX:
         right(self, change, number)
+
+
+def _put_back_alone(self: UnansweredChanges, change: Change, number: int) -> None:
+    self.put(change, number)
+    self.answered(change, number)
+
+
+def _taken_away(right: Any, self: UnansweredChanges, change: Change) -> Any:
+    is_left = any(each.waiting for each in self._numbers.get(change, ()))
+    return right(self, change) if is_left else None
 
 
 def _take_or_refuse(right: Any, self: UnansweredChanges, change: Change) -> Any:
@@ -420,6 +430,14 @@ BUGS = (
     PlantedBug("repeat-of-one", "of two equal deletions without an answer, the second one deletes another "
                                 "log when both are made again",
                at(UnansweredChanges.put).around(_put_once),
+               scene="tests/client/admin/test_changes_again.py"),
+    PlantedBug("repeat-of-two-callers", "two callers delete a log one after the other without an answer, and "
+                                        "the second repeat deletes another log",
+               at(UnansweredChanges.put_back).instead(_put_back_alone),
+               scene="tests/client/admin/test_changes_again.py"),
+    PlantedBug("repeat-beside-another", "a deletion deletes another log when it is made again while an equal "
+                                        "one is under way",
+               at(UnansweredChanges.take).around(_taken_away),
                scene="tests/client/admin/test_changes_again.py"),
     PlantedBug("repeat-evicted", "a deletion without an answer deletes another log when it is made again, "
                                  "because many others had no answer",

@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from contextlib import nullcontext
+from typing import Any
 
 import pytest
 from cluster_at_hand import ClusterAtHand, simulate, values
@@ -161,6 +162,67 @@ def test_each_of_equal_changes_without_an_answer_means_its_log(change: str, bug:
         simulate(scenario)
 
 
+@pytest.mark.parametrize("bug", ["", "repeat-of-two-callers"])
+@pytest.mark.parametrize("change", CHANGES)
+def test_equal_changes_one_after_another_without_an_answer_each_mean_their_log(
+    change: str, bug: str
+) -> None:
+    """The second call was taken for the repeat of the first. Its own repeat deleted, or renamed,
+    the log that had taken the name."""
+
+    async def scenario(cluster: ClusterAtHand) -> None:
+        async with cluster.client(timeout_s=3) as store, cluster.client() as other:
+            await other.append("a", b"old")
+            for _ in range(2):
+                await make_unanswered(cluster, store, change)
+            if change == "rename":
+                await other.log_tree.rename("b", "c")
+            made = await other.create_log("a")
+            for _ in range(2):
+                with pytest.raises(UnknownLog, match="a is not log 1 any more: nothing was"):
+                    await make(store, change)
+            assert (await other.log("a")).log_id == made.log_id
+            await make(store, change)
+            with pytest.raises(UnknownLog):
+                await other.log("a")
+
+    failure = pytest.raises(pytest.fail.Exception) if bug else nullcontext()
+    with planted(find_bug(bug)) if bug else nullcontext(), failure:
+        simulate(scenario)
+
+
+@pytest.mark.parametrize("bug", ["", "repeat-beside-another"])
+def test_a_change_is_made_again_while_an_equal_one_is_under_way(bug: str) -> None:
+    """The other call had taken what the store remembered: the repeat went by the name."""
+
+    async def scenario(cluster: ClusterAtHand) -> None:
+        async with cluster.client(timeout_s=3) as store, cluster.client() as other:
+            await other.append("a", b"old")
+            await make_unanswered(cluster, store, "delete")
+            ask_any, go_on = store._cluster.ask_any, asyncio.Event()
+
+            async def late(message: Call, **options: Any) -> Reply:
+                store._cluster.ask_any = ask_any  # type: ignore[method-assign]
+                await go_on.wait()
+                return await ask_any(message, **options)
+
+            store._cluster.ask_any = late  # type: ignore[method-assign]
+            first = asyncio.ensure_future(make(store, "delete"))
+            await asyncio.sleep(0.1)
+            made = await other.create_log("a")
+            with pytest.raises(UnknownLog, match="nothing was deleted"):
+                await make(store, "delete")
+            go_on.set()
+            with pytest.raises(UnknownLog, match="nothing was deleted"):
+                await first
+            assert (await other.log("a")).log_id == made.log_id
+            assert not len(store._cluster.unanswered)
+
+    failure = pytest.raises(pytest.fail.Exception) if bug else nullcontext()
+    with planted(find_bug(bug)) if bug else nullcontext(), failure:
+        simulate(scenario)
+
+
 @pytest.mark.parametrize("bug", ["", "repeat-evicted", "repeat-untold"])
 def test_no_repeat_is_forgotten_if_many_changes_have_no_answer(
     bug: str, monkeypatch: pytest.MonkeyPatch
@@ -205,9 +267,10 @@ def test_new_changes_are_taken_if_many_have_no_answer_and_are_never_made_again(
             await store.log_tree.delete("x")
             await store.log_tree.rename("y", "z")
             assert [*(await other.log_tree.names()).values()] == ["/z"]
-            # Repeats are put back, however full the memory is.
-            await make_unanswered(cluster, store, "delete", names="ab")
-            assert len(store._cluster.unanswered) == 2
+            # Repeats are put back, however full the memory is: they may be others' first calls.
+            for _ in range(3):
+                await make_unanswered(cluster, store, "delete", names="ab")
+                assert len(store._cluster.unanswered) == 4
 
     failure = pytest.raises(Overloaded) if bug else nullcontext()
     with planted(find_bug(bug)) if bug else nullcontext(), failure:
