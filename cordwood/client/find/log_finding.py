@@ -27,8 +27,11 @@ from cordwood.errors import (
     AccessDenied,
     Closed,
     CordwoodError,
+    Overloaded,
     Retryable,
+    TooFewNodes,
     UnknownLog,
+    Unreachable,
 )
 from cordwood.layout.log_names import normalise_directory, normalise_name
 from cordwood.layout.message import AskNodesets, Call, NodesetsReply, Reply
@@ -64,6 +67,12 @@ UNANSWERED_S = 15.0
 """After a look-up without an answer, callers do not wait for look-ups of any log so long. It is
 longer than the pause between two look-ups in the background, and the time that one takes. A client
 that was stopped waits again."""
+
+
+NO_ANSWER: tuple[type[Retryable], ...] = (Unreachable, Overloaded)
+"""How a look-up ends if no node answers it. Nodes that do not reach the metadata store say
+`Unreachable` too. Any other error is an answer, also one that may be retried: a name that cannot be
+made, because too few nodes are up, leads to no log."""
 
 
 class LogFinding(ABC):
@@ -208,7 +217,7 @@ class LogFinding(ABC):
             return await self.ask_log(key, create, timeout_s)
         except CordwoodError as error:
             known = self._known.get(key)
-            if known is None or not isinstance(error, Retryable):
+            if known is None or not isinstance(error, NO_ANSWER):
                 return error
             logger.debug("no node tells whether %s is log %d still: %s", key, known.log_id, error)
             self._unanswered_s = self._loop.time()
@@ -219,9 +228,12 @@ class LogFinding(ABC):
         call = FindLog("", False, int(key)) if isinstance(key, int) else FindLog(key, create)
         try:
             reply = await self._ask_nodes(call, timeout_s)
-        except UnknownLog:
-            self._unanswered_s = -math.inf
-            self._forget(key)
+        except CordwoodError as error:
+            if isinstance(error, (UnknownLog, Retryable)) and not isinstance(error, NO_ANSWER):
+                self._unanswered_s = -math.inf
+            # No log has a name that would have to be made first.
+            if isinstance(error, (UnknownLog, TooFewNodes)):
+                self._forget(key)
             raise
         assert isinstance(reply, LogReply), "FindLog is answered with a log"
         self._want(reply.members, asked_at)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from cordwood.client.find.log_finding import CHECK_NAME_S, LogFinding
+from cordwood.client.find.log_finding import CHECK_NAME_S, NO_ANSWER, LogFinding
 from cordwood.client.find.log_info import AnyLog, LogInfo
 from cordwood.errors import BadSetting, Retryable
 from cordwood.layout.log_names import normalise_name
@@ -108,7 +108,7 @@ async def find_now(
     try:
         now_s = min(timeout_s, CHECK_NAME_S)
         return await finding.find_log(log, create=create, timeout_s=now_s, fresh=True), None
-    except Retryable as error:
+    except NO_ANSWER as error:
         return await finding.find_log(log, create=create, timeout_s=timeout_s), error
 
 
@@ -126,7 +126,7 @@ async def _look(
     for log in logs:
         try:
             found[log] = await finding.find_log(log, create=create, timeout_s=look_s, fresh=True)
-        except Retryable as error:
+        except NO_ANSWER as error:
             if not may_remember:
                 raise
             return found, error

@@ -25,7 +25,7 @@ from cordwood.client.find.several_logs import find_now, find_several
 from cordwood.client.read import cursors
 from cordwood.client.read.consumer_logs import Ask, ConsumerLogs, Read
 from cordwood.client.read.cursors import ByLog, Cursors, Unanswered
-from cordwood.errors import Overloaded
+from cordwood.errors import Overloaded, TooFewNodes, Unreachable
 from cordwood.layout.message import Call, Reply
 from cordwood.layout.message_logs import FindLog
 from cordwood.log_attributes import LogAttributes
@@ -258,6 +258,13 @@ async def _of_one_node(self: LogFinding, call: FindLog, timeout_s: float) -> Rep
     return await self.ask_any(call, timeout_s=timeout_s, asked=[])
 
 
+async def _as_silence(right: Any, self: LogFinding, call: FindLog, timeout_s: float) -> Any:
+    try:
+        return await right(self, call, timeout_s)
+    except TooFewNodes as error:
+        raise Unreachable(str(error)) from error
+
+
 def _heard_for_good(right: Any, self: KnownLogs, count: int, asked_s: float) -> Any:
     is_news = right(self, count, asked_s)
     self.heard_until_s = float("inf")
@@ -336,6 +343,10 @@ BUGS = (
     PlantedBug("names-of-one-node-thrice", "a look-up asks the node that does not answer again, and no "
                                            "other, if it has the fewest calls of the client",
                at(Cluster.ask_any).around(_asked_again),
+               scene="tests/client/find/test_silent_nodes.py"),
+    PlantedBug("answers-as-silence", "a client goes on with a log that lost its name long ago, because nodes "
+                                     "answer that they cannot make the name anew",
+               at(LogFinding._ask_nodes).around(_as_silence),
                scene="tests/client/find/test_silent_nodes.py"),
     PlantedBug("names-of-the-stopped", "a client that was stopped goes on with a name that moved meanwhile",
                at(KnownLogs.note_changes).around(_heard_for_good),

@@ -10,7 +10,7 @@ from cluster_at_hand import ClusterAtHand, simulate, values
 
 from cordwood.client.find.log_finding import CHECK_NAME_S
 from cordwood.client.store import Store
-from cordwood.errors import Retryable
+from cordwood.errors import Retryable, TooFewNodes, UnknownLog
 from cordwood.nodes import NodeId
 from cordwood.sim.planted import find_bug, planted
 
@@ -112,3 +112,46 @@ def test_cursors_are_not_moved_in_remembered_logs(names: tuple[str, ...]) -> Non
             assert set((await operator.cursors.by_number("c")).positions) == numbers
 
     simulate(scenario)
+
+
+async def using(store: Store, what: str) -> None:
+    if what == "append":
+        await store.append("gone", b"lost")
+    elif what == "read":
+        await store._find_now("gone", create=True)
+    else:
+        await store.reader("gone", "a")
+
+
+@pytest.mark.parametrize("bug_name", ["", "answers-as-silence"])
+@pytest.mark.parametrize("what", ["append", "read", "read both"])
+def test_an_answer_that_may_be_retried_is_no_silence(what: str, bug_name: str) -> None:
+    """Too few nodes were up to make the name anew. The client went on with the renamed log for
+    good, although each node answered, and took the other name for that of the log before."""
+
+    async def scenario(cluster: ClusterAtHand) -> None:
+        async with cluster.client() as store, cluster.client() as operator:
+            await operator.create_log("gone", copies=2)
+            await operator.append("gone", b"old")
+            await store.log("gone")
+            await renamed_long_ago(store, operator, 0)
+            await operator.log_tree.rename("gone", "moved")
+            await operator.set_storage(3, read_only=True)
+            await asyncio.sleep(70)
+            for _ in range(2):
+                with pytest.raises(TooFewNodes):
+                    await using(store, what)
+                assert (await store._find("a")).log_id == 3
+            # It is no memory for an outage either: it was told that no log has the name.
+            cluster.metadata.is_out = True
+            with pytest.raises(Retryable):
+                await store.append("gone", b"lost")
+            cluster.metadata.is_out = False
+            with pytest.raises(UnknownLog):
+                await store.log("gone")
+            assert await values(operator, "moved", until="tail") == [b"old"]
+            assert await values(operator, "archive", until="tail") == [b"old"]
+
+    failure = pytest.raises(pytest.fail.Exception) if bug_name else nullcontext()
+    with bug(bug_name), failure:
+        simulate(scenario)
