@@ -7,8 +7,8 @@ repeat of another, and is taken for it. If it has no answer either, both callers
 the call was a repeat. So both calls are remembered then: a repeat too many is refused, and one too
 few would change another log. With more callers one after another, give the number of the log.
 
-No entry is forgotten to make room: its repeat would change another log. Past UNANSWERED_MAX of them
-no new one is remembered, and its caller is told the number of the log.
+No call without an answer is forgotten to make room: its repeat would change another log. Past
+UNANSWERED_MAX of them no new one is remembered, and its caller is told the number of the log.
 
 Source: docs/api.md ("logs").
 """
@@ -37,11 +37,13 @@ class _Meant:
     Attributes:
         number: of the log.
         waiting: calls without an answer that were not made again yet.
+        doubtful: of these, how many there are not if a repeat without an answer was one.
         under_way: repeats that are under way.
     """
 
     number: int
     waiting: int = 0
+    doubtful: int = 0
     under_way: int = 0
 
 
@@ -57,7 +59,14 @@ class UnansweredChanges:
         return sum(each.waiting + each.under_way for each in each_log)
 
     def has_room(self) -> bool:
-        """Whether a new call is remembered."""
+        """Whether a new call is remembered. Calls of which it is not known that there are any make
+        room for it."""
+        if len(self) >= UNANSWERED_MAX:
+            each_log = [(change, each) for change, logs in self._numbers.items() for each in logs]
+            for change, each in each_log:
+                if each.waiting == each.doubtful and not each.under_way:
+                    self._drop(change, each)
+                    break
         return len(self) < UNANSWERED_MAX
 
     def take(self, change: Change) -> int | None:
@@ -68,7 +77,8 @@ class UnansweredChanges:
             return None
         # Race: the call that is under way may be another caller's first one, and this the repeat.
         meant = next((each for each in logs if each.waiting), logs[0])
-        meant.waiting -= meant.waiting > 0
+        meant.waiting = max(0, meant.waiting - 1)
+        meant.doubtful = min(meant.doubtful, meant.waiting)
         meant.under_way += 1
         return meant.number
 
@@ -77,9 +87,7 @@ class UnansweredChanges:
         meant = self._meant(change, number)
         meant.under_way -= 1
         if not (meant.waiting or meant.under_way):
-            self._numbers[change].remove(meant)
-            if not self._numbers[change]:
-                del self._numbers[change]
+            self._drop(change, meant)
 
     def put(self, change: Change, number: int) -> None:
         """A new call had no answer; it meant the log of this number."""
@@ -91,7 +99,14 @@ class UnansweredChanges:
         meant.under_way -= 1
         meant.waiting += 1
         # It may have been the first call of another caller: then both will make theirs again.
-        meant.waiting += meant.waiting + meant.under_way < CALLERS
+        if meant.waiting + meant.under_way < CALLERS:
+            meant.waiting += 1
+            meant.doubtful += 1
+
+    def _drop(self, change: Change, meant: _Meant) -> None:
+        self._numbers[change].remove(meant)
+        if not self._numbers[change]:
+            del self._numbers[change]
 
     def _meant(self, change: Change, number: int) -> _Meant:
         logs = self._numbers.setdefault(change, [])

@@ -21,7 +21,14 @@ from msgspec.structs import replace
 from cordwood.client.find.log_info import AnyLog, LogInfo, Unread, take_unread
 from cordwood.client.find.several_logs import one_log
 from cordwood.client.read.consumer_logs import Ask, named
-from cordwood.errors import BadSetting, CordwoodError, Fenced, Overloaded, Retryable
+from cordwood.errors import (
+    BadSetting,
+    CordwoodError,
+    Fenced,
+    OutcomeUnknown,
+    Overloaded,
+    Retryable,
+)
 from cordwood.layout.log_names import normalise_name
 from cordwood.layout.message_consumers import (
     AskConsumers,
@@ -44,6 +51,9 @@ not recognise the repeats of all of them."""
 
 CLAIM_MARKS_MAX = MARKS_MAX
 """Equal compare-and-sets without an answer whose marks a store remembers; as many as a node."""
+
+CALLERS = 2
+"""Callers that equal claims without an answer, one after another, are taken to be of."""
 
 ByLog = Mapping[str, int] | Mapping[int, int]
 """LSNs by the names of logs, or by their numbers."""
@@ -90,21 +100,43 @@ class Unanswered:
         marks: by which the nodes recognise it. Equal calls at the same time have a mark each, and
             at most one of these calls was done. Empty while a repeat that took them is under way.
         calls: equal calls without an answer that were not made again yet.
+        doubtful: of these, how many there are not if a repeat without an answer was one.
+        under_way: repeats that are under way.
     """
 
     consumer: str
     asked: dict[bytes, dict[AnyLog, LogInfo]]
     marks: tuple[str, ...]
     calls: int
+    doubtful: int = 0
+    under_way: int = 0
+
+    def taken(self) -> Unanswered:
+        """While one of the calls is made again, or one that may be the first of another caller."""
+        left = max(0, self.calls - 1)
+        return dataclasses.replace(
+            self,
+            marks=(),
+            calls=left,
+            doubtful=min(self.doubtful, left),
+            under_way=self.under_way + 1,
+        )
 
     def and_also(self, later: Unanswered) -> Unanswered:
         """These and an equal claim that ended later, maybe with its logs named in another way."""
-        return Unanswered(
-            self.consumer,
-            self.asked | later.asked,
-            (*self.marks, *later.marks)[-CLAIM_MARKS_MAX:],
-            self.calls + later.calls,
+        return dataclasses.replace(
+            self,
+            asked=self.asked | later.asked,
+            marks=(*self.marks, *later.marks)[-CLAIM_MARKS_MAX:],
+            calls=self.calls + later.calls,
         )
+
+    def and_another(self) -> Unanswered:
+        """After a repeat without an answer. It may have been the first call of another caller: both
+        will make theirs again then."""
+        if self.calls + self.under_way >= CALLERS:
+            return self
+        return dataclasses.replace(self, calls=self.calls + 1, doubtful=self.doubtful + 1)
 
 
 class Cursors:
@@ -307,23 +339,46 @@ class Cursors:
             Overloaded: it is a new one, and too many had no answer.
         """
         claim = msgspec.json.encode(call, order="sorted")
+        is_again = claim in self._unanswered
         marks = self._marks_of(claim)
+        ended: Unanswered | None = None
         try:
             resets = await self._resets(call.consumer, call.positions)
             return await self._save_with(replace(call, resets=resets), marks)
-        except (Retryable, asyncio.CancelledError):
-            # Equal calls may have ended meanwhile, without an answer either.
-            others = self._unanswered.pop(claim, None)
-            each = Unanswered(call.consumer, {asked: infos}, marks, calls=1)
-            self._unanswered[claim] = each if others is None else others.and_also(each)
-            self._make_room(UNANSWERED_MAX)
+        except (Retryable, OutcomeUnknown, asyncio.CancelledError):
+            ended = Unanswered(call.consumer, {asked: infos}, marks, calls=1)
             raise
+        finally:
+            self._end(claim, ended, is_again=is_again)
+
+    def _end(self, claim: bytes, unanswered: Unanswered | None, *, is_again: bool) -> None:
+        """A compare-and-set has ended.
+
+        Args:
+            unanswered: without an answer.
+            is_again: it counts as the repeat of an equal one.
+        """
+        # Equal calls may have ended meanwhile, without an answer either.
+        kept = self._unanswered.pop(claim, None)
+        if kept is not None and is_again:
+            kept = dataclasses.replace(kept, under_way=kept.under_way - 1)
+        if unanswered is not None:
+            kept = unanswered if kept is None else kept.and_also(unanswered)
+            kept = kept.and_another() if is_again else kept
+        if kept is not None and (kept.calls or kept.under_way):
+            self._unanswered[claim] = kept
+        self._make_room(UNANSWERED_MAX)
 
     def _make_room(self, most: int) -> None:
         """Forget the oldest calls until `most` are left, but only calls that would be new ones when
-        they are made again, because their callers were told of positions since. The repeat of
-        another call would be refused, and nobody would have what it claimed."""
-        for claim in [each for each, kept in self._unanswered.items() if not kept.asked]:
+        they are made again, because their callers were told of positions since, and calls of which
+        it is not known that there are any. The repeat of another call would be refused, and nobody
+        would have what it claimed."""
+        for claim in [
+            each
+            for each, kept in self._unanswered.items()
+            if not kept.asked or (kept.calls == kept.doubtful and not kept.under_way)
+        ]:
             if len(self._unanswered) <= most:
                 break
             del self._unanswered[claim]
@@ -341,7 +396,8 @@ class Cursors:
         """The marks for a compare-and-set: those of earlier, equal calls without an answer. Of two
         equal calls at the same time, at most one gets these marks.
 
-        The logs are remembered for as long as one of the earlier calls was not made again.
+        The logs are remembered for as long as one of the earlier calls was not made again, or is
+        not answered. `_end` must follow.
 
         Raises:
             Overloaded: there were none, and too many others had no answer.
@@ -355,11 +411,9 @@ class Cursors:
                     "or look at the positions of their consumers"
                 )
             return (self._new_mark(),)
-        if earlier.calls > 1:
-            left = dataclasses.replace(earlier, marks=(), calls=earlier.calls - 1)
-            self._unanswered[claim] = left
-        else:
-            del self._unanswered[claim]
+        # Race: it is not known yet whether this call is answered. Equal calls that are made again
+        # meanwhile mean the same logs.
+        self._unanswered[claim] = earlier.taken()
         return earlier.marks or (self._new_mark(),)
 
     async def _resets(self, consumer: str, logs: Iterable[str]) -> dict[str, int]:

@@ -215,6 +215,11 @@ def _marks_of_one(right: Any, self: Cursors, claim: bytes) -> Any:
     return marks
 
 
+def _none_under_way(right: Any, self: Unanswered) -> Unanswered:
+    taken: Unanswered = right(self)
+    return dataclasses.replace(taken, asked=taken.asked if taken.calls else {})
+
+
 def _of_the_last_text(right: Any, self: Unanswered, later: Unanswered) -> Any:
     return dataclasses.replace(right(self, later), asked=later.asked)
 
@@ -393,6 +398,14 @@ BUGS = (
     PlantedBug("claims-of-one", "of two equal claims without an answer, the second one moves a position in "
                                 "another log when both are made again",
                at(Cursors._marks_of).around(_marks_of_one),
+               scene="tests/client/read/test_claims_renamed.py"),
+    PlantedBug("claims-of-two-callers", "two callers make one claim, one after the other without an answer, and "
+                                        "the second repeat moves a position in another log",
+               at(Unanswered.and_another).instead(lambda self: self),
+               scene="tests/client/read/test_claims_renamed.py"),
+    PlantedBug("claims-taken-away", "a claim forgets what an equal one meant before it is answered itself, and "
+                                    "the repeat of the other one moves a position in another log",
+               at(Unanswered.taken).around(_none_under_way),
                scene="tests/client/read/test_claims_renamed.py"),
     PlantedBug("claims-as-spelt", "of two equal claims without an answer in two spellings, one moves a "
                                   "position in another log when it is made again",

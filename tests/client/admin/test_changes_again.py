@@ -277,6 +277,23 @@ def test_new_changes_are_taken_if_many_have_no_answer_and_are_never_made_again(
         simulate(scenario)
 
 
+def test_changes_of_which_it_is_not_known_that_there_are_any_make_room(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(changes_again, "UNANSWERED_MAX", 2)
+
+    async def scenario(cluster: ClusterAtHand) -> None:
+        async with cluster.client(timeout_s=3) as store, cluster.client() as other:
+            for name in "abc":
+                await other.create_log(name)
+                for _ in range(2):
+                    await make_unanswered(cluster, store, "delete", names=name)
+                await store.log_tree.delete(name)
+            assert len(store._cluster.unanswered) == 2
+
+    simulate(scenario)
+
+
 def test_a_cancelled_change_is_remembered_however_many_there_are(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -204,6 +204,116 @@ def test_equal_claims_mean_their_log_however_they_name_it(second: AnyLog, bug_na
         simulate(scenario)
 
 
+@pytest.mark.parametrize(
+    ("second", "bug_name"),
+    [
+        ("tasks", ""),
+        (1, ""),
+        ("tasks", "claims-of-two-callers"),
+        (1, "claims-of-two-callers"),
+        (1, "claims-taken-away"),
+    ],
+)
+def test_equal_claims_one_after_another_without_an_answer_each_mean_their_log(
+    second: AnyLog, bug_name: str
+) -> None:
+    """The second claim was taken for the repeat of the first. Of their repeats, the last one moved
+    the position in the log that had taken the name."""
+
+    async def scenario(cluster: ClusterAtHand) -> None:
+        async with cluster.client() as store, cluster.client() as operator:
+            last = await store.append("tasks", b"old")
+
+            def claim(log: AnyLog) -> Awaitable[object]:
+                return store.cursors.save("c", {log: last + 1}, {log: 0})  # type: ignore[misc, dict-item]
+
+            right, unanswered = ways_of_saves(store)
+            store.cursors._save = unanswered  # type: ignore[method-assign]
+            logs: list[AnyLog] = ["tasks", second]
+            for log in logs:
+                with pytest.raises(Unreachable):
+                    await claim(log)
+            store.cursors._save = right  # type: ignore[method-assign]
+            await operator.log_tree.rename("tasks", "old")
+            await operator.append("tasks", b"new")
+            for log in reversed(logs):
+                with suppress(Fenced):
+                    await claim(log)
+            if (await operator.cursors.by_number("c")).positions != {"1": last + 1}:
+                pytest.fail("a claim moved the position in another log")
+            # All repeats were made: the next call is a new one.
+            assert not store.cursors._unanswered
+            await claim("tasks")
+            assert len((await operator.cursors.by_number("c")).positions) == 2
+
+    with bug(bug_name), wrong(bug_name):
+        simulate(scenario)
+
+
+@pytest.mark.parametrize("bug_name", ["", "claims-taken-away"])
+def test_a_claim_is_made_again_while_an_equal_one_is_under_way(bug_name: str) -> None:
+    """The other claim had taken what the store remembered: the repeat went by the name."""
+
+    async def scenario(cluster: ClusterAtHand) -> None:
+        async with cluster.client() as store, cluster.client() as operator:
+            last = await store.append("tasks", b"old")
+
+            def claim() -> Awaitable[object]:
+                return store.cursors.save("c", {"tasks": last + 1}, {"tasks": 0})
+
+            right, unanswered = ways_of_saves(store)
+            go_on = asyncio.Event()
+
+            async def late(call: SaveCursors) -> ConsumerReply:
+                store.cursors._save = right  # type: ignore[method-assign]
+                await go_on.wait()
+                return await right(call)  # type: ignore[no-any-return]
+
+            store.cursors._save = unanswered  # type: ignore[method-assign]
+            with pytest.raises(Unreachable):
+                await claim()
+            store.cursors._save = late  # type: ignore[method-assign]
+            first = asyncio.ensure_future(claim())
+            await asyncio.sleep(0.5)
+            await operator.log_tree.rename("tasks", "old")
+            await operator.append("tasks", b"new")
+            with pytest.raises(Fenced):
+                await claim()
+            go_on.set()
+            await first
+            assert (await operator.cursors.by_number("c")).positions == {"1": last + 1}
+            assert not store.cursors._unanswered
+
+    with bug(bug_name), wrong(bug_name):
+        simulate(scenario)
+
+
+def test_claims_of_which_it_is_not_known_that_there_are_any_make_room(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Else consumers that tried twice in an outage would leave no room for new claims for good."""
+    monkeypatch.setattr(cursors, "UNANSWERED_MAX", 2)
+
+    async def scenario(cluster: ClusterAtHand) -> None:
+        async with cluster.client() as store:
+            last = await store.append("tasks", b"old")
+            right, unanswered = ways_of_saves(store)
+
+            def claim(consumer: str) -> Awaitable[object]:
+                return store.cursors.save(consumer, {"tasks": last + 1}, {"tasks": 0})
+
+            for consumer in "abcd":
+                store.cursors._save = unanswered  # type: ignore[method-assign]
+                for _ in range(3):
+                    with pytest.raises(Unreachable):
+                        await claim(consumer)
+                store.cursors._save = right  # type: ignore[method-assign]
+                await claim(consumer)
+            assert len(store.cursors._unanswered) == 2
+
+    simulate(scenario)
+
+
 @pytest.mark.parametrize("bug_name", ["", "claims-evicted"])
 def test_no_claim_is_forgotten_if_many_have_no_answer(
     bug_name: str, monkeypatch: pytest.MonkeyPatch
