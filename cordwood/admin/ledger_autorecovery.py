@@ -148,10 +148,12 @@ class LedgerAutorecovery:
 
         Raises:
             Unreachable, Overloaded: the metadata store did not answer.
+            Fenced: it was switched to the contrary since the order was given.
         """
         match call:
             case SwitchAutorecovery():
-                await self._marks.switch(on=call.on)
+                seen = call.if_version if call.if_version >= 0 else None
+                await self._marks.switch(on=call.on, if_version=seen)
                 return DoneReply()
             case AskAutorecovery():
                 found: list[LackingLedger] = []
@@ -161,7 +163,8 @@ class LedgerAutorecovery:
                         found.append(LackingLedger(ledger, mark[0].may_need, mark[0].since_us))
                 leases = dict(await self._metadata.leases(AUDITOR))
                 auditor = leases.get(AUDITOR, b"").decode("utf-8", "replace")
-                return AutorecoveryReply(await self._marks.is_on(), auditor, found)
+                is_on, version = await self._marks.switched()
+                return AutorecoveryReply(is_on, auditor, found, version)
 
     async def run(self) -> None:
         """Audit, repair and check every so often, until cancelled."""

@@ -539,6 +539,10 @@ def under_replicated(
     """List ledgers that lack copies, with the lost nodes that they name."""
     with open_store(cluster) as store:
         found = list(islice(store.ledgers.under_replicated(), limit))
+        is_on = store.ledgers.autorecovery().on
+    if not is_on:
+        words = "Auto-recovery is off: no node looks for ledgers that lack copies, or repairs them."
+        typer.echo(f"{words} `cordwood ledgers autorecovery on` switches it on.", err=True)
     if as_json:
         told = [
             {"ledger": each.ledger, "nodes": [*each.nodes], "since_us": each.since_us}

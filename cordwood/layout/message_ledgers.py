@@ -49,6 +49,7 @@ Key = Annotated[bytes, Meta(min_length=KEY_BYTES, max_length=KEY_BYTES)]
 Body = Annotated[bytes, Meta(max_length=BODY_BYTES_MAX)]
 Run = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 Version = Annotated[int, Meta(ge=0, le=2**63 - 1)]
+SwitchVersion = Annotated[int, Meta(ge=-1, le=2**63 - 1)]
 Value = Annotated[bytes, Meta(max_length=METADATA_BYTES_MAX)]
 
 
@@ -327,9 +328,15 @@ class AskAutorecovery(Struct, frozen=True, tag="ask_autorecovery"):
 
 
 class SwitchAutorecovery(Struct, frozen=True, tag="switch_autorecovery"):
-    """Switch the repair of ledgers that lack copies on or off. DoneReply answers it."""
+    """Switch the repair of ledgers that lack copies on or off. DoneReply answers it.
+
+    Attributes:
+        if_version: of the switch's entry when the client gave this order. If it was switched to the
+            contrary since, the order is refused. -1 for an older client.
+    """
 
     on: bool
+    if_version: SwitchVersion = -1
 
 
 class LackingLedger(Struct, frozen=True, array_like=True):
@@ -346,11 +353,14 @@ class AutorecoveryReply(Struct, frozen=True, tag="autorecovery"):
     Attributes:
         auditor: "" without an auditor.
         ledgers: fewer than requested only at the end.
+        version: of the switch's entry; 0 if there is none, -1 for an older node, which does not
+            say.
     """
 
     on: bool
     auditor: Annotated[str, Meta(max_length=255)]
     ledgers: Annotated[list[LackingLedger], Meta(max_length=LEDGERS_MAX)]
+    version: SwitchVersion = -1
 
 
 class OpenMainStorage(Struct, frozen=True, tag="open_main_storage"):

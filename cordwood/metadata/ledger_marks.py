@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator
 
 import msgspec
 
-from cordwood.errors import OutcomeUnknown
+from cordwood.errors import Fenced, OutcomeUnknown
 from cordwood.layout.json_text import read_json
 from cordwood.layout.ledger_metadata import SHORT_IDS, ledger_key
 from cordwood.layout.message_ledgers import LEDGERS_MAX
@@ -114,15 +114,39 @@ class LedgerMarks:
 
     async def is_on(self) -> bool:
         """Whether marked ledgers are repaired."""
-        found = await self._store.get(_SWITCH)
-        return found is None or found.value != _OFF
+        return (await self.switched())[0]
 
-    async def switch(self, *, on: bool) -> None:
-        """Switch the repair of marked ledgers on or off."""
+    async def switched(self) -> tuple[bool, int]:
+        """Whether marked ledgers are repaired, and the version of the switch's entry: 0 if it was
+        never switched. Each switch gives another version."""
+        found = await self._store.get(_SWITCH)
+        return (True, 0) if found is None else (found.value != _OFF, found.version)
+
+    async def switch(self, *, on: bool, if_version: int | None = None) -> None:
+        """Switch the repair of marked ledgers on or off.
+
+        Args:
+            if_version: the version of the entry when the order was given; None for any.
+        Raises:
+            Fenced: the entry has another version, and says the contrary.
+        """
         wanted = b"on" if on else _OFF
-        await change_repeatably(
-            self._store, _SWITCH, lambda value: None if value == wanted else wanted
+        # Written also if it says so already: it must get another version. Otherwise a node that
+        # carries out an earlier order to the contrary late would find the version that it names.
+        try:
+            await change_repeatably(self._store, _SWITCH, lambda _: wanted, version=if_version)
+        except Fenced:
+            # Another try of the order may have carried it out.
+            await change_repeatably(self._store, _SWITCH, lambda found: _if_so(found, wanted))
+
+
+def _if_so(found: bytes | None, wanted: bytes) -> bytes:
+    if (found == _OFF) is not (wanted == _OFF):
+        raise Fenced(
+            "the auto-recovery of ledgers was switched by another order since this one was given: "
+            "see how it is now (`cordwood ledgers autorecovery`) before you give the order again"
         )
+    return wanted
 
 
 def _key(ledger: int) -> str:

@@ -26,11 +26,13 @@ def run(tmp_path_factory: pytest.TempPathFactory):
     with cordwood.connect(str(tmp_path_factory.mktemp("ledgers") / "store")) as store:
         address = store.serve()
 
-        def invoke(*arguments: str, exit_code: int = 0, password: str = "") -> str:
+        def invoke(
+            *arguments: str, exit_code: int = 0, password: str = "", stderr: bool = False
+        ) -> str:
             env = {"CORDWOOD_LEDGER_PASSWORD": password}
             outcome = run_verb(["ledgers", *arguments, "--cluster", address], env=env)
             assert outcome.exit_code == exit_code, outcome.output
-            return outcome.stdout or outcome.stderr
+            return outcome.stderr if stderr else outcome.stdout or outcome.stderr
 
         yield invoke
 
@@ -192,7 +194,10 @@ def test_auto_recovery_is_switched_and_told(run):
     assert json.loads(run("autorecovery", "--json"))["on"]
     assert not json.loads(run("autorecovery", "off", "--json"))["on"]
     assert "auto-recovery is off" in run("autorecovery")
+    assert "Auto-recovery is off: no node looks" in run("under-replicated", stderr=True)
+    assert json.loads(run("under-replicated", "--json")) == []
     assert "repaired by themselves" in run("autorecovery", "on")
+    assert run("under-replicated", stderr=True) == ""
     assert "`on` or `off`" in run("autorecovery", "maybe", exit_code=1)
     assert json.loads(run("under-replicated", "--json")) == []
     assert "No ledger is known" in run("under-replicated")

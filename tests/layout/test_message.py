@@ -262,7 +262,7 @@ CALLS: list[Call] = [
     ReadRun(7, KEY, 2**63 - 1, 2048, 1), ReadRun(7, KEY, 3, 2, 9, 255),
     TellLac(7, KEY, 3), AskLedger(2**63 - 1), AllotLedgerId(), CreateLedger(-1, LEDGER),
     SetLedger(7, 9, LEDGER), DeleteLedger(7), ListLedgers(-1, 1000), AskAutorecovery(-1, 1000),
-    SwitchAutorecovery(False), OpenMainStorage(),
+    SwitchAutorecovery(False), SwitchAutorecovery(True, 0), OpenMainStorage(),
 ]  # fmt: skip
 REPLIES: list[Reply] = [
     MembersReply(bytes(range(16)), [MEMBER]), LOG, LogsReply([LOG]), TailReply(5, LSN_MAX, 3),
@@ -300,6 +300,7 @@ REPLIES: list[Reply] = [
     LacReply(Found.YES, 3, 5, True), LedgerReply(9, LEDGER, True),
     LedgerIdReply(2**63 - 1), LedgersReply([0, 7]),
     AutorecoveryReply(True, "node 2", [LackingLedger(7, (1, 3), 5)]),
+    AutorecoveryReply(False, "", [], 9),
     StatusReply(
         1, bytes(16), "0.1", 2.5, 10, 20, 30, 4, 5, 6, "", [MEMBER],
         [LogState(9, True, 5, lsn(5, 1), lsn(5, 1), 4, 400, 5)],

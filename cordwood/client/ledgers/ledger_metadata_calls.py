@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
 from msgspec.structs import replace
 
+from cordwood.client.admin.orders import GIVEN_S, give_order
 from cordwood.client.cluster import Cluster
 from cordwood.client.ledgers.ledger_nodes import CONNECT_S
 from cordwood.errors import (
@@ -161,8 +162,22 @@ class LedgerMetadataCalls:
         return reply
 
     async def switch_autorecovery(self, *, on: bool) -> None:
-        """Switch repairs of ledgers that lack copies on or off."""
-        await self._ask(SwitchAutorecovery(on))
+        """Switch repairs of ledgers that lack copies on or off.
+
+        Raises:
+            Fenced: it was switched to the contrary meanwhile.
+        """
+
+        def seen(reply: object) -> Call:
+            assert isinstance(reply, AutorecoveryReply), "AskAutorecovery is answered so"
+            return SwitchAutorecovery(on, reply.version)
+
+        # Race: an order that went to two nodes may be carried out by the first. Then the contrary
+        # was a later order.
+        await give_order(
+            self._cluster, AskAutorecovery(-1, 1), seen, lambda passed_s: passed_s <= GIVEN_S,
+            timeout_s=self._timeout_s,
+        )  # fmt: skip
 
     async def open_main_storage(self) -> None:
         """Let a node open main storage, which is marked as this cluster's from then on.

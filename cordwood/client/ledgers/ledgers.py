@@ -521,6 +521,7 @@ class Ledgers:
 
         Raises:
             Unreachable, Overloaded: it may be switched; call again.
+            Fenced: another order switched it to the contrary meanwhile: look again.
         """
         await self._calls.switch_autorecovery(on=on)
 

@@ -59,6 +59,8 @@ STUCK = "tests/storage/test_ledger_stuck_recovery.py"
 
 STRAYS = "tests/storage/test_ledger_strays.py"
 
+SWITCHES = "tests/client/ledgers/test_late_switches.py"
+
 DAMAGE = "tests/client/ledgers/test_ledger_damage.py"
 
 
@@ -253,6 +255,19 @@ def _bug(name: str, story: str, plant: Plant) -> PlantedBug:
     return PlantedBug(f"ledger-repair-{name}", story, plant, scenario=LEDGERS_LOST)
 
 
+async def _switches_any_version(
+    right: Any, self: LedgerMarks, *, on: bool, if_version: int | None = None
+) -> None:
+    await right(self, on=on)
+
+
+async def _switches_if_it_differs(
+    right: Any, self: LedgerMarks, *, on: bool, if_version: int | None = None
+) -> None:
+    if await self.is_on() is not on:
+        await right(self, on=on, if_version=if_version)
+
+
 def _open(name: str, story: str, plant: Plant) -> PlantedBug:
     return PlantedBug(f"ledger-{name}", story, plant, scenario=LEDGERS_STAY_OPEN)
 
@@ -402,6 +417,12 @@ BUGS = (
                "a node that joins with its ledgers serves the blocks of logs that it had before",
                at(drop_logs, within=kept_ledgers).instead(_drops_no_logs),
                scene="tests/storage/test_kept_ledgers.py"),
+    PlantedBug("ledger-switch-late",
+               "a node does a switch of the auto-recovery late, and undoes a later switch",
+               at(LedgerMarks.switch).around(_switches_any_version), scene=SWITCHES),
+    PlantedBug("ledger-switch-unwritten",
+               "a switch of the auto-recovery that changes nothing leaves an earlier order in force",
+               at(LedgerMarks.switch).around(_switches_if_it_differs), scene=SWITCHES),
     PlantedBug("ledger-keeps-rotten",
                "a node refuses a new copy of an entry whose row fails the table's checksum",
                at(LedgerStore._find_whole).instead(_finds_it_damaged), scene=DAMAGE),
