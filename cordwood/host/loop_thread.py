@@ -22,6 +22,7 @@ import uvloop
 
 from cordwood.errors import Closed, CordwoodError, OutcomeUnknown, Rejected, Unreachable
 from cordwood.host import at_end
+from cordwood.host.delivery import Delivery
 from cordwood.host.waits import FOREVER, FORKED, ThreadFuture, take
 
 logger = logging.getLogger(__name__)
@@ -68,7 +69,16 @@ class _Call(Generic[Result]):
         error: the raised error, if any.
     """
 
-    __slots__ = ("_ended", "_is_given_up", "_result", "_task", "_work", "error", "is_done")
+    __slots__ = (
+        "_delivery",
+        "_ended",
+        "_is_given_up",
+        "_result",
+        "_task",
+        "_work",
+        "error",
+        "is_done",
+    )
 
     def __init__(self, work: Coroutine[Any, Any, Result]) -> None:
         self._work = work
@@ -77,6 +87,8 @@ class _Call(Generic[Result]):
         self._task: asyncio.Task[Result] | None = None
         self._result: Result | None = None
         self._is_given_up = False
+        # Not this object: tasks that the coroutine begins keep it for as long as they run.
+        self._delivery = Delivery()
         self.error: BaseException | None = None
         self.is_done = False
 
@@ -88,6 +100,7 @@ class _Call(Generic[Result]):
             on_end(self)
             self.wake()
             return
+        self._delivery.begin()
         self._task = asyncio.get_running_loop().create_task(self._work)
         self._task.add_done_callback(partial(self._end, on_end))
 
@@ -99,11 +112,16 @@ class _Call(Generic[Result]):
             if self.error is None:
                 self._result = task.result()
         self.is_done = True
+        if self._is_given_up:
+            self._delivery.fail()
         on_end(self)
         self.wake()
 
     def cancel(self, on_end: Callable[[_Call[Any]], object]) -> None:
-        if self._task is not None:
+        if self.is_done:
+            # The thread was interrupted as it took the result.
+            self._delivery.fail()
+        elif self._task is not None:
             self._task.cancel()
         else:
             # A signal handler raised before it was handed to the loop.
@@ -132,15 +150,16 @@ class _Call(Generic[Result]):
         return take(self._ended, timeout_s)
 
     def outcome(self) -> Result:
-        """The coroutine's result; raises its error. To be asked for once."""
-        # Not kept here: the error's traceback names this call, and both would outlive it.
-        error, self.error = self.error, None
-        if error is not None:
-            try:
-                raise error
-            finally:
-                del error
+        """The coroutine's result; raises its error. `is_own` must follow an error."""
+        if self.error is not None:
+            raise self.error
         return cast(Result, self._result)
+
+    def is_own(self, error: BaseException) -> bool:
+        """Whether `outcome` raised this error: it is the coroutine's. To be asked for once."""
+        # Not kept here: the error's traceback names this call, and both would outlive it.
+        own, self.error = self.error, None
+        return error is own
 
 
 class LoopThread:
@@ -224,7 +243,8 @@ class LoopThread:
         `SystemExit`, `KeyboardInterrupt`) cancels the coroutine. The error comes out once the
         coroutine has ended on the loop, within LATE_S. The coroutine may have done its work by
         then, so items that it takes for its caller must stay in their place until this thread has
-        them. `timeout_s` None leaves the deadline to the coroutine.
+        them, and what it must keep in mind for its repeat is told by `delivery.if_undelivered`.
+        `timeout_s` None leaves the deadline to the coroutine.
 
         Args:
             changes: the coroutine may have stored something when nothing is known of its end.
@@ -241,15 +261,17 @@ class LoopThread:
                 call.wait(FOREVER)
             elif not (call.wait(max(timeout_s, 0.0)) or call.wait(LATE_S)):
                 raise _unanswered(f"no answer within {timeout_s:g} s", Unreachable, changes)
-        except BaseException:
-            self._cancel(call)
+            if call.error is not None and at_end.has_begun:
+                at_end.rest(self._loop)
+            if not call.is_done or isinstance(call.error, asyncio.CancelledError):
+                # Only `close` cancels this thread's call.
+                raise _unanswered("this client was closed meanwhile", Closed, changes)
+            result = call.outcome()
+        except BaseException as error:
+            if not call.is_own(error):
+                self._cancel(call)
             raise
-        if call.error is not None and at_end.has_begun:
-            at_end.rest(self._loop)
-        if not call.is_done or isinstance(call.error, asyncio.CancelledError):
-            # Only `close` cancels this thread's call.
-            raise _unanswered("this client was closed meanwhile", Closed, changes)
-        return call.outcome()
+        return result
 
     def _begin(self, call: _Call[Any]) -> None:
         if at_end.has_begun and not self.is_own_thread:
@@ -283,10 +305,10 @@ class LoopThread:
         if self.is_of_other_process or self.is_own_thread:
             return
         with self._lock:
-            is_open = not (call.is_done or self._is_closing) and self._is_alive
+            is_open = not self._is_closing and self._is_alive
             if is_open:
                 self._loop.call_soon_threadsafe(call.cancel, self._open.discard)
-        if is_open:
+        if is_open and not call.is_done:
             # A call that continued could count items as processed while this thread still works on
             # them.
             call.wait(LATE_S)

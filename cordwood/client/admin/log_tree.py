@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable, Sequence
+from functools import partial
 
 from cordwood.client.admin.changes_again import Change
 from cordwood.client.cluster import Cluster, LogInfo, log_info
@@ -20,6 +21,7 @@ from cordwood.errors import (
     UnknownLog,
     Unreachable,
 )
+from cordwood.host.delivery import if_undelivered
 from cordwood.layout.log_names import normalise_name
 from cordwood.layout.message import Reply
 from cordwood.layout.message_logs import (
@@ -140,7 +142,7 @@ class LogTree:
         unanswered = self._cluster.unanswered
         again = unanswered.take(change) if log_id is None else None
         number = wanted = again if log_id is None else log_id
-        is_answered = True
+        is_kept = False
         try:
             found, tokens = await self._meant(name)
             if wanted is None:
@@ -154,8 +156,8 @@ class LogTree:
             # If no log has the name, an earlier try may be done. The node finds it by number.
             yield number, tokens
         except (Retryable, OutcomeUnknown) as error:
-            is_answered = False
-            if number and log_id is None and again is None:
+            is_kept = again is not None
+            if number and log_id is None and not is_kept:
                 if not unanswered.has_room():
                     raise Fenced(
                         f"{name} may be {verb}: {error}. {len(unanswered)} changes of this store "
@@ -163,18 +165,21 @@ class LogTree:
                         f"{number}, to make this one again"
                     ) from error
                 unanswered.put(change, number)
+                is_kept = True
             raise
         except asyncio.CancelledError:
-            is_answered = False
             # Its caller cannot be told, so it is remembered however many there are.
+            is_kept = True
             if number and log_id is None and again is None:
                 unanswered.put(change, number)
             raise
         finally:
             # Not before: calls of other tasks come meanwhile, and may be the repeat.
             if again is not None:
-                end = unanswered.answered if is_answered else unanswered.put_back
+                end = unanswered.put_back if is_kept else unanswered.answered
                 end(change, again)
+            if number and log_id is None and not is_kept:
+                if_undelivered(partial(unanswered.put, change, number))
 
     async def names(self, prefix: str = "/", *, unread: list[str] | None = None) -> dict[int, str]:
         """The names of all logs below a path, by number: `Store.logs` at a third of its cost.

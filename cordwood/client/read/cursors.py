@@ -14,6 +14,7 @@ import operator
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import msgspec
 from msgspec.structs import replace
@@ -29,6 +30,7 @@ from cordwood.errors import (
     Overloaded,
     Retryable,
 )
+from cordwood.host.delivery import if_undelivered
 from cordwood.layout.log_names import normalise_name
 from cordwood.layout.message_consumers import (
     AskConsumers,
@@ -341,15 +343,18 @@ class Cursors:
         claim = msgspec.json.encode(call, order="sorted")
         is_again = claim in self._unanswered
         marks = self._marks_of(claim)
-        ended: Unanswered | None = None
+        each = Unanswered(call.consumer, {asked: infos}, marks, calls=1)
+        unanswered: Unanswered | None = None
         try:
             resets = await self._resets(call.consumer, call.positions)
             return await self._save_with(replace(call, resets=resets), marks)
         except (Retryable, OutcomeUnknown, asyncio.CancelledError):
-            ended = Unanswered(call.consumer, {asked: infos}, marks, calls=1)
+            unanswered = each
             raise
         finally:
-            self._end(claim, ended, is_again=is_again)
+            self._end(claim, unanswered, is_again=is_again)
+            if unanswered is None:
+                if_undelivered(partial(self._end, claim, each, is_again=False))
 
     def _end(self, claim: bytes, unanswered: Unanswered | None, *, is_again: bool) -> None:
         """A compare-and-set has ended.

@@ -26,6 +26,7 @@ from cordwood.client.read import cursors
 from cordwood.client.read.consumer_logs import Ask, ConsumerLogs, Read
 from cordwood.client.read.cursors import ByLog, Cursors, Unanswered
 from cordwood.errors import Overloaded, TooFewNodes, Unreachable
+from cordwood.host.delivery import Delivery
 from cordwood.layout.message import Call, Reply
 from cordwood.layout.message_logs import FindLog
 from cordwood.log_attributes import LogAttributes
@@ -477,6 +478,10 @@ BUGS = (
                                            "had no answer and are never made again",
                at(UnansweredChanges.take).around(_take_or_refuse),
                scene="tests/client/admin/test_changes_again.py"),
+    PlantedBug("results-undelivered", "a signal ends a blocking call that the loop has done: its repeat deletes "
+                                      "another log, or a claim is nobody's",
+               at(Delivery.fail).instead(lambda self: None),
+               scene="tests/client/blocking/test_broken_off_changes.py"),
     PlantedBug("repeat-made-here", "a deletion without an answer deletes a log that another task of the "
                                    "store has made since",
                at(client_tree.LogTree.create).around(_made_here),
