@@ -17,7 +17,7 @@ from cordwood.client.admin.changes_again import Change, UnansweredChanges
 from cordwood.client.admin.positions import Positions
 from cordwood.client.append.producer import Producer
 from cordwood.client.cluster import Cluster
-from cordwood.client.find import tail_calls
+from cordwood.client.find import log_finding, tail_calls
 from cordwood.client.find.known_logs import KnownLogs
 from cordwood.client.find.log_finding import LogFinding
 from cordwood.client.find.log_info import AnyLog, LogInfo
@@ -43,7 +43,7 @@ from cordwood.protocol.consumer_group import Group
 from cordwood.sequencer.appender import LogAppender
 from cordwood.sequencer.run_contents import Waiting
 from cordwood.sim.planted import appending_scenarios, scenarios
-from cordwood.sim.planted.bug import PlantedBug, at, together
+from cordwood.sim.planted.bug import PlantedBug, at, together, value
 from cordwood.wire.connection import Connection
 
 
@@ -356,6 +356,9 @@ BUGS = (
                scene="tests/client/find/test_silent_nodes.py"),
     PlantedBug("names-of-the-stopped", "a client that was stopped goes on with a name that moved meanwhile",
                at(KnownLogs.note_changes).around(_heard_for_good),
+               scene="tests/client/find/test_stopped_clients.py"),
+    PlantedBug("own-stop-as-silence", "a client that stood while it asked for a name takes the name from memory",
+               value(lambda: log_finding.STOOD_S, float("inf")),
                scene="tests/client/find/test_stopped_clients.py"),
     PlantedBug("old-names-at-once", "an old name is used at once, and looked up in the background only",
                at(KnownLogs.must_ask).instead(lambda self, log: self.has_changed(log)),

@@ -182,3 +182,41 @@ def test_a_question_from_before_a_stop_is_not_shared() -> None:
             waits.cancel()
 
     simulate(scenario)
+
+
+@pytest.mark.parametrize("bug_name", ["", "own-stop-as-silence"])
+def test_a_client_that_stood_while_it_asked_takes_no_name_from_memory(bug_name: str) -> None:
+    """Its time was over as the answer came. It took that for "no node answers", and its next record
+    went to the log that had the name before."""
+
+    async def scenario(cluster: ClusterAtHand) -> None:
+        stores: list[Store] = []
+        is_stopped = asyncio.Event()
+
+        async def append_twice(host: Host) -> None:
+            objects = cluster.open_objects
+            async with connected(cluster.addresses, host, ClientSettings(), objects) as store:
+                await store.append("a", b"old")
+                stores.append(store)
+                await is_stopped.wait()
+                await store.append("a", b"new")
+                await asyncio.sleep(60)
+
+        machine = cluster.simulation.machine("app")
+        machine.start(append_twice)
+        await asyncio.sleep(5)
+        async with cluster.client() as operator:
+            await rotate(operator)
+            await asyncio.sleep(2 * REFRESH_S)
+            is_stopped.set()
+            while not stores[0]._cluster._asking:  # noqa: ASYNC110 - it has no event
+                await asyncio.sleep(0.0001)
+            machine.pause()
+            await asyncio.sleep(CHECK_NAME_S + 0.5)
+            machine.resume()
+            await asyncio.sleep(5)
+            assert await values(operator, "archive", until="tail") == [b"old"]
+            assert await values(operator, "a", until="tail") == [b"new"]
+
+    with bug(bug_name), wrong(bug_name):
+        simulate(scenario)
