@@ -302,12 +302,12 @@ class Membership:
                 (`quorum.authority.may_become`).
         """
 
-        def decide(found: bytes | None) -> bytes | None:
+        def decide(found: bytes | None) -> bytes:
             if found is None:
                 raise BadSetting(f"there is no node {node_id}")
             entry = _decode(node_id, found)
             if entry.authority is authority:
-                return None
+                return msgspec.json.encode(entry)
             if expected not in (None, entry.authority):
                 assert expected is not None
                 raise Rejected(
@@ -353,30 +353,36 @@ class Membership:
             Fenced: the entry has another version, and it is not set already.
         """
 
-        def decide(found: bytes | None) -> bytes | None:
+        def decide(found: bytes | None) -> bytes:
             if found is None:
                 raise BadSetting(f"there is no node {node_id}")
             entry = _decode(node_id, found)
-            if entry.read_only is read_only:
-                return None
             return msgspec.json.encode(msgspec.structs.replace(entry, read_only=read_only))
 
         return await self._obey(node_id, decide, if_version)
 
     async def _obey(self, node_id: NodeId, decide: Decide, if_version: int) -> Member:
-        """Carry out an order that was given when the entry had a version; 0 for any."""
+        """Carry out an order that was given when the entry had a version; 0 for any.
+
+        An operator's order is written also if the entry says so already: the entry must get another
+        version. Otherwise a node that carries out an earlier order late would find the version that
+        it names.
+        """
         key = _key(node_id)
-        try:
-            stored = await change_repeatably(self._store, key, decide, version=if_version or None)
-        except Fenced as error:
-            found = await self._store.get(key)
-            stored = None if found is None else found.value
+
+        def again(found: bytes | None) -> bytes | None:
             # Another try of the order may have carried it out.
-            if decide(stored) is not None:
+            if (wanted := decide(found)) not in (None, found):
                 raise Fenced(
                     f"the entry of node {node_id} was changed since this order was given: look "
                     "again before you give it again"
-                ) from error
+                )
+            return wanted
+
+        try:
+            stored = await change_repeatably(self._store, key, decide, version=if_version or None)
+        except Fenced:
+            stored = await change_repeatably(self._store, key, again)
         assert stored is not None, "the entry was there"
         return parse_member(node_id, stored)
 

@@ -195,6 +195,16 @@ async def _as_of_now(
     return member
 
 
+async def _obeyed_if_it_differs(
+    right: Any, self: Membership, node_id: NodeId, decide: Decide, if_version: int
+) -> Member:
+    found = await self._store.get(membership._key(node_id))
+    if found is not None and decide(found.value) == found.value:
+        return membership.parse_member(node_id, found.value)
+    member: Member = await right(self, node_id, decide, if_version)
+    return member
+
+
 BUGS = (
     PlantedBug("read-only-stores", "a read-only node stores what it is sent",
                together(at(StorageEngine.free_bytes).around(_space_all_the_same),
@@ -256,6 +266,10 @@ BUGS = (
                                     "carries it out after it came and went: records of a node that "
                                     "is only down are told as lost",
                at(Membership._obey).around(_as_of_now),
+               scene="tests/client/admin/test_late_changes.py"),
+    PlantedBug("status-unwritten", "an operator's word about a node that changes nothing leaves an "
+                                   "earlier order in force",
+               at(Membership._obey).around(_obeyed_if_it_differs),
                scene="tests/client/admin/test_late_changes.py"),
     PlantedBug("waiting-node-counted", "a node that could not read the event log at its start counts "
                                        "as in service: with the next node away its logs stand",

@@ -12,11 +12,11 @@ from cluster_at_hand import ClusterAtHand, simulate, values
 from scenarios import as_scenario
 
 from cordwood.client.store import Store
-from cordwood.errors import Fenced, LogExists, UnknownLog
+from cordwood.errors import Fenced, LogExists, UnknownLog, Unreachable
 from cordwood.layout.message import Call, Reply
 from cordwood.layout.message_consumers import AskConsumers, JoinConsumer
 from cordwood.layout.message_logs import LogReply
-from cordwood.layout.message_nodes import SetAuthority, SetStorage
+from cordwood.layout.message_nodes import AskMembers, MembersReply, SetAuthority, SetStorage
 from cordwood.layout.message_rights import DeleteLog, RaiseToken, RenameLog, SetAttributes
 from cordwood.log_attributes import LogAttributes
 from cordwood.nodes import Authority, NodeId
@@ -438,6 +438,30 @@ def test_a_late_order_makes_no_node_read_only_again(*, is_planted: bool) -> None
 
     with planted(find_bug("late-status-again")) if is_planted else nullcontext():
         simulate(scenario, nodes=5)
+
+
+@pytest.mark.parametrize("is_planted", [False, True])
+def test_an_order_that_changes_nothing_shuts_earlier_orders_out(*, is_planted: bool) -> None:
+    """An order got no answer, and nothing was changed when the contrary was acknowledged."""
+
+    async def scenario(cluster: ClusterAtHand) -> None:
+        async with cluster.client(timeout_s=2) as operator, cluster.client() as store:
+            await operator.authorities()
+            seen = await store._cluster.call_any(AskMembers(3), timeout_s=5)
+            assert isinstance(seen, MembersReply)
+            nodes = [cluster.machine(node).name for node in cluster.running]
+            cluster.simulation.network.partition(["client-1"], nodes)
+            with pytest.raises(Unreachable):
+                await operator._cluster.call_any(
+                    SetStorage(3, read_only=True, if_version=seen.version), timeout_s=2
+                )
+            await store.set_storage(3, read_only=False)
+            cluster.simulation.network.mend_all()
+            await asyncio.sleep(LATE_S)
+            assert (await store.read_only())[NodeId(3)] is is_planted
+
+    with planted(find_bug("status-unwritten")) if is_planted else nullcontext():
+        simulate(scenario, nodes=4)
 
 
 @as_scenario(simulate)
