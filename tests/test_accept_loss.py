@@ -54,6 +54,7 @@ def accept(path: Path, *more: str) -> object:
     return run_verb(["nodes", "accept-loss", str(path), *more])
 
 
+@pytest.mark.slow
 def test_it_says_what_is_wrong_and_the_way_out_and_that_leads_out(rotten: Path) -> None:
     with pytest.raises(NoSequencer, match=r"it lost records.*cordwood nodes accept-loss"):
         read(rotten)

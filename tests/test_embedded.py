@@ -93,6 +93,7 @@ else:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["exits", "uses it", "lets go", "closed"])
 def test_a_forked_child_ends_as_it_says_and_leaves_the_store_alone(
     tmp_path: Path, how: str
@@ -230,6 +231,7 @@ with cordwood.connect(sys.argv[1]) as store:
                 open_at(tmp_path)
             store.append("log", b"v")
 
+    @pytest.mark.slow
     def test_one_that_was_moved_leaves_alone_what_is_at_its_old_path(self, tmp_path: Path) -> None:
         """Its flush made files among those of the store at its old path; neither opened again."""
         storage = StorageSettings(wal_bytes=16 * MIB, flush_bytes=65_536, flush_quiet_s=0.01)

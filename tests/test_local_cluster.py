@@ -136,6 +136,7 @@ class Writers:
         assert len(extra) == len(set(extra))
 
 
+@pytest.mark.slow
 @as_scenario(awaited_by(uvloop.run))
 async def test_nodes_that_are_killed_or_stopped_while_appends_go_on(*, tmp_path: Path) -> None:
     """Two copies on three nodes: any one of them may go, the sequencer's too."""
@@ -363,6 +364,7 @@ class TestAClusterThatIsStartedAgain:
 
     TWO = ClusterShape(nodes=2, racks=1, copies=1, copy_racks=1, wal_bytes=4 * MIB)
 
+    @pytest.mark.slow
     @as_scenario(awaited_by(asyncio.run))
     async def test_it_goes_on_without_a_node_that_does_not_start(self, *, tmp_path: Path) -> None:
         async with local_cluster(str(tmp_path), self.TWO, without_failed=True):

@@ -176,6 +176,7 @@ class TestUp:
         assert [pid for pid in pids if is_alive(pid)] == []
         assert b"start one with `cordwood up`" in here("tail", "demo", exit_code=1)
 
+    @pytest.mark.slow
     def test_a_killed_node_comes_back_and_a_restart_has_the_records(self, shell, here, cluster):
         process, pids = cluster
         here("append", "demo", "one")
@@ -230,6 +231,7 @@ class TestUp:
             again.communicate(timeout=20)
         assert again.returncode == 0
 
+    @pytest.mark.slow
     def test_the_reader_of_its_output_may_go(self, shell):
         """`up | tee log` and Ctrl-C, which ends tee first, never stopped; and with the reader gone
         one killed node took the whole cluster down."""

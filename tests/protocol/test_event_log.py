@@ -524,6 +524,7 @@ def stories(draw: st.DrawFn) -> list[tuple[int, RebuildEvent]]:
     return made
 
 
+@pytest.mark.slow
 @settings(max_examples=400)
 @given(stories())
 def test_against_a_twin_that_knows_when_each_donor_was_asked(

@@ -105,6 +105,7 @@ WORLDS = [
 many folded ones."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("size", "worlds", "folded"), WORLDS)
 def test_the_folded_search_reaches_what_the_whole_one_reaches(size, worlds, folded):
     folding = Folding(*size)

@@ -55,6 +55,7 @@ class TestNodes:
 
 
 class TestSweeps:
+    @pytest.mark.slow
     def test_a_sweep_ends_when_it_has_enough_and_says_what_it_saw(self):
         swept = sweep(60.0, 0, states_max=500)
         assert swept.problem == ""
@@ -62,6 +63,7 @@ class TestSweeps:
         assert set(swept.found) <= {"wal", "engine", "node", "staging"}
         assert f"{swept.states:,} crash states in" in swept.report()
 
+    @pytest.mark.slow
     def test_it_ends_in_time(self):
         swept = sweep(0.0, 2)
         assert list(swept.found) == ["node"]  # one seed always runs, or nothing would be proved

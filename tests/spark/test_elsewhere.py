@@ -33,6 +33,7 @@ def embedded(tmp_path: Path):
         yield opened
 
 
+@pytest.mark.slow
 def test_an_embedded_store_that_is_served_is_read_and_written_exactly_once(
     spark: SparkSession, embedded
 ):

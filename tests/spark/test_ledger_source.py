@@ -284,6 +284,7 @@ class TestSpark:
         ]
         assert table.count() == 1000
 
+    @pytest.mark.slow
     def test_as_a_stream_that_is_stopped_and_goes_on(
         self,
         spark: SparkSession,

@@ -64,6 +64,7 @@ def test_a_verb_takes_the_variable_of_all_verbs(monkeypatch: pytest.MonkeyPatch)
     assert spark_verbs._sink("h:1", "x", "env:MINE")[WRITE_TOKENS] == "d"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("verb", [["replay", "a", "--checkpoint", "c"], ["backfill", "t"]])
 def test_a_verb_refuses_a_token_and_does_not_repeat_it(
     verb, tmp_path: Path, capfd: pytest.CaptureFixture[str]

@@ -217,6 +217,7 @@ def test_a_late_start_of_a_rebuilding_that_was_taken_back_does_nothing(*, replic
     simulate(scenario, nodes=7, replicated_events=replicated)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("replicated", [False, True])
 @pytest.mark.parametrize(("order", "kind"), [("undrain", Undrained), ("abort", Aborted)])
 def test_a_late_end_of_no_drain_does_not_end_the_next_drain(

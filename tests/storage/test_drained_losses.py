@@ -348,6 +348,7 @@ async def a_drained_node_is_cut_off(cluster: ClusterAtHand) -> None:
     await all_read_without(cluster, {leaving}, tail)
 
 
+@pytest.mark.slow
 def test_a_drained_node_without_the_metadata_store_waits_where_a_member_let_go() -> None:
     """It took the log for one without main storage, as it had read, and left its only copies."""
 

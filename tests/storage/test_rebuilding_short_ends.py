@@ -226,6 +226,7 @@ async def a_holder_let_go(cluster: ClusterAtHand, *, is_drained: bool) -> None:
     await until(lambda: 3 in cluster.running, timeout_s=60)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_drained", [False, True])
 def test_a_short_end_that_main_storage_has_holds_up_no_rebuilding(*, is_drained: bool) -> None:
     """The holder waited for copies of the node that had let go, and that node's drain for it."""

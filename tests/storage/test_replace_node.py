@@ -103,6 +103,7 @@ async def test_a_node_that_logs_cannot_do_without_is_left_alone(cluster: Cluster
     assert not swap.placed
 
 
+@pytest.mark.slow
 @as_scenario(simulate, nodes=5)
 async def test_a_request_that_drains_the_node_is_removed_first(cluster: ClusterAtHand) -> None:
     """It drained the new directory as well."""

@@ -753,6 +753,7 @@ class TestPositions:
 
 
 class TestDeletion:
+    @pytest.mark.slow
     @as_scenario(simulate, nodes=3, storage=STORAGE, tier=TENDED)
     async def test_a_question_that_meets_a_deletion_is_to_be_asked_again(
         self, cluster: ClusterAtHand

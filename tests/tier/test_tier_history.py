@@ -481,6 +481,7 @@ class TestMeanwhile:
     def test_a_page_that_is_gone_with_what_it_named_is_a_gap(self):
         assert tiles_across_a_page_that_is_gone()
 
+    @pytest.mark.slow
     def test_a_hole_behind_a_page_that_is_gone_shows(self):
         with planted(find_bug("tier-hole-behind-a-page")):
             assert not tiles_across_a_page_that_is_gone()

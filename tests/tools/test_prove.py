@@ -108,7 +108,8 @@ def test_each_test_that_make_test_leaves_out_is_run_by_a_proof(
         path, _, names = scene.partition("::")
         name = names.split("::")[-1]
         text = (root / path).read_text()
-        assert re.search(rf"^ *@pytest\.mark\.slow\n(?: *@.*\n)*? *def {name}\(", text, re.M), scene
+        decorators = r"^ *@pytest\.mark\.slow\n(?:(?! *def ).*\n)*?"
+        assert re.search(rf"{decorators} *def {name}\(", text, re.M), scene
 
 
 ALL = ("--parts", "swarm,demo,tier,beyond,crash")
@@ -193,6 +194,7 @@ def test_a_reader_beside_a_slow_node_has_three_tries(tmp_path: Path, ratios, cod
     assert not Path(made[0][-1]).exists()
 
 
+@pytest.mark.slow
 def test_the_sweeps_after_one_that_failed_are_run_all_the_same(simulator):
     done = prove(simulator, *ALL, "--minutes", "0", "--first-seed", "12")
     assert any("--beyond" in call for call in calls(simulator))
@@ -205,6 +207,7 @@ def test_a_part_that_there_is_not_is_refused(simulator):
     assert "swarm,demo,tier,beyond,crash" in done.stderr
 
 
+@pytest.mark.slow
 def test_a_seed_of_the_crash_states_can_be_run_again(simulator):
     done = prove(simulator, "--crash-seed", "5")
     assert done.returncode == 0, done.stdout + done.stderr

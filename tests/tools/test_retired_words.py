@@ -13,6 +13,7 @@ sys.path.insert(0, str(ROOT / "tools"))
 import retired_words  # noqa: E402
 
 
+@pytest.mark.slow
 def test_no_retired_word_is_in_the_tree(capsys: pytest.CaptureFixture[str]) -> None:
     assert retired_words.main() == 0, capsys.readouterr().out
 

@@ -92,6 +92,7 @@ def test_a_claim_that_was_broken_off_at_any_moment_is_won_by_its_repeat(
                 pytest.fail(f"nobody has the records, after an error at {at}: {error}")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("bug_name", ["", "results-undelivered"])
 @pytest.mark.parametrize("change", ["delete", "rename"])
 def test_a_change_that_was_broken_off_at_any_moment_leaves_alone_a_log_that_took_the_name(

@@ -128,6 +128,7 @@ WAYS = [
 
 
 class TestBrokenOff:
+    @pytest.mark.slow
     @pytest.mark.parametrize("error", [Soft, SystemExit, KeyboardInterrupt])
     @pytest.mark.parametrize("way", WAYS)
     def test_what_a_signal_breaks_off_takes_nothing_with_it(
@@ -169,6 +170,7 @@ class TestBrokenOff:
             ringing.join()
             assert store.tail("a") == at(1), "nothing had to be appended for it"
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("error", [Soft, KeyboardInterrupt])
     def test_a_call_that_is_broken_off_has_ended(self, error: type[BaseException]) -> None:
         """What it still did on the loop met what its thread had taken and worked on by then."""
@@ -192,6 +194,7 @@ class TestBrokenOff:
         thread.close()
 
     # An alarm may hit a weak reference's callback, or a coroutine before it is under way.
+    @pytest.mark.slow
     @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
     @pytest.mark.usefixtures("collected")
     @pytest.mark.parametrize("way", ["loop", "read", "consumer"])

@@ -592,6 +592,7 @@ class TestHealth:
             assert said[1] == ""
             assert reader.unhealthy == {}
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("kind", ["reader", "consumer"])
     @as_scenario(simulate)
     async def test_one_that_is_cut_off_from_everybody_says_so_though_it_knows_of_nothing_more(

@@ -216,6 +216,7 @@ def test_findings_are_durable_before_their_step_is_noted(
     assert any(step.endswith(".parquet") for step in steps[notes[0] : notes[1]])
 
 
+@pytest.mark.slow
 @pytest.mark.real
 @pytest.mark.spark
 def test_an_audit_that_is_stopped_goes_on(

@@ -320,6 +320,7 @@ def test_a_log_that_is_read_takes_no_copies(
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_a_range_of_a_log_is_appended_to_it_again(
     spark: SparkSession, cluster: LiveCluster, store: BlockingStore, log: str, tmp_path: Path
 ):

@@ -195,6 +195,7 @@ class TestOddRecords:
             assert lands(**asked, compact=True).compacted.removed == 2 * (len(fits) - 1)
             assert [row["k"] for row in rows(table, format_)] == [key or None for key in fits] * 2
 
+    @pytest.mark.slow
     @pytest.mark.parametrize(
         ("format_", "column"),
         [("delta", "_day"), ("delta", ".day"), ("iceberg", "_day"), ("iceberg", ".day")],
@@ -238,6 +239,7 @@ class TestOddRecords:
 
 
 class TestRestart:
+    @pytest.mark.slow
     def test_a_crash_before_publishing_leaves_nothing_behind(
         self,
         lands: Callable[..., Landed],
@@ -303,6 +305,7 @@ class TestRestart:
         assert sorted(row["value"] for row in rows(tmp_path / "t", "parquet")) == sorted(wanted)
         assert f"logs of the table that are not there any more: number {gone}" in said
 
+    @pytest.mark.slow
     def test_go_on_after_a_log_that_they_name_was_deleted(
         self, cluster: LiveCluster, store: BlockingStore, spark: SparkSession, log: str, tmp_path
     ):
@@ -324,6 +327,7 @@ class TestRestart:
         store.append(names[0], b"3")
         assert lands() == 1, "it is passed over for good"
 
+    @pytest.mark.slow
     def test_a_lost_checkpoint_and_a_log_that_is_selected_again_later(
         self,
         spark: SparkSession,
@@ -377,6 +381,7 @@ class TestRestart:
                 dry_run(elsewhere)
         assert land(spark, landing).records == 0
 
+    @pytest.mark.slow
     def test_a_first_checkpoint_that_is_put_back_after_another_query_found_a_log(
         self,
         spark: SparkSession,

@@ -72,6 +72,7 @@ async def keys(tables: RocksTables, table: str) -> list[bytes]:
     return [key for key, _ in rows]
 
 
+@pytest.mark.slow
 def test_a_full_disk_that_has_space_again_takes_metadata_and_loses_none(small: Path) -> None:
     """RocksDB refused each later write, however much was free, until the process began anew."""
 
@@ -104,6 +105,7 @@ def test_a_full_disk_that_has_space_again_takes_metadata_and_loses_none(small: P
     play(small, again)
 
 
+@pytest.mark.slow
 def test_a_flush_whose_metadata_found_no_space_ends_once_there_is_some(
     small: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

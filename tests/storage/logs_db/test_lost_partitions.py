@@ -64,6 +64,7 @@ def _every(last: int, seal_epoch: int, wave: int) -> bool:
     return True
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lose", LOSSES)
 @pytest.mark.parametrize("number", range(1, FLUSHES + 1))
 def test_a_store_without_one_partition_serves_the_others_and_takes_more(
