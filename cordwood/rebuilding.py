@@ -271,12 +271,13 @@ class RebuildingSet(Struct, frozen=True, omit_defaults=True, forbid_unknown_fiel
         Args:
             of_drain: whether the order begins or ends a drain.
         Returns:
-            0 without an entry. Else its version, or `through` for the order to drain a node that
-            gives nothing itself, or to end its drain.
+            `through` without an entry, and for the order to drain a node that gives nothing itself,
+            or to end its drain. Else the version of the entry.
         """
         entry = self.entry(node)
         if entry is None:
-            return 0
+            # The end of a drain or rebuilding that never began is an event, and changes no version.
+            return self.through
         gives_itself = bool(entry.ranges) or (entry.relocates and not entry.is_empty)
         return self.through if of_drain and not gives_itself else entry.version
 

@@ -40,7 +40,7 @@ from cordwood.layout.rebuild_events import (
 from cordwood.lsn import EVENT_LOG, Lsn, format_lsn
 from cordwood.metadata.event_log import AtStart, EventsMoved, Holds, StoredEventLog
 from cordwood.nodes import NodeId
-from cordwood.protocol.event_log import Outcome, Verdict
+from cordwood.protocol.event_log import Outcome, Verdict, ends_in_vain
 from cordwood.protocol.event_log_follower import EventFollower
 from cordwood.protocol.event_log_restating import Adopt, Heard, WaitFor, furthest
 from cordwood.rebuilding import RebuildEvent, RebuildingSet, Restated
@@ -278,17 +278,19 @@ class ReplicatedEventLog:
             # The append names the last record of the set for which it holds.
             is_held = holds is None or holds(follower.set)
             outcome = follower.decide(event) if is_held else Outcome(follower.set, Verdict.STALE)
+            in_vain = ends_in_vain(event, outcome.verdict)
             if outcome.verdict is not Verdict.TAKEN:
                 # Records that this node has not read yet may change the verdict.
-                if is_read or not await self._read_on():
+                if not is_read and await self._read_on():
+                    is_read = True
+                    continue
+                if not in_vain:
                     return outcome
-                is_read = True
-                continue
             lsn = await self._append(store, follower, pack_event(event))
             if lsn is not None:
                 await self._until(lambda lsn=lsn: self._has_read(lsn))  # type: ignore[misc]
                 self._keep_now.set()
-                return Outcome(self._whole().set, Verdict.TAKEN)
+                return Outcome(self._whole().set, outcome.verdict)
 
     async def _read_on(self) -> bool:
         """Read up to the tail. False if no node tells the tail: then the records read so far have

@@ -4,7 +4,8 @@ Roles use it through `EventLog`. There are two implementations:
 
 - `StoredEventLog`, here, has it in the metadata store as one versioned value: the rebuilding set,
   which is the snapshot of all events so far. An event is applied to the present set and written by
-  compare-and-set. So all events have one order, and an event that changes nothing is not written.
+  compare-and-set. So all events have one order. An event that changes nothing is not written. Only
+  the end of a drain or rebuilding that is not there is: an earlier order to begin it is late then.
   While the metadata store is away no event can be written.
 - The *replicated* event log is an internal log (`admin.replicated_events`). The metadata store has
   only its *base*: a set that the log goes on from, for nodes that begin. The first base is the
@@ -26,7 +27,7 @@ from cordwood.layout.rebuild_events import Base, is_base, pack_base, pack_set, r
 from cordwood.metadata.change import change_repeatably
 from cordwood.metadata.store import MetadataStore
 from cordwood.nodes import Member, NodeId
-from cordwood.protocol.event_log import Outcome, Verdict, apply
+from cordwood.protocol.event_log import Outcome, Verdict, apply, ends_in_vain
 from cordwood.rebuilding import RebuildEvent, RebuildingSet
 
 _PREFIX = "rebuilding/"
@@ -145,10 +146,10 @@ class StoredEventLog:
             lsn = before.through + 1
             assert lsn < LSN_BELOW, "events are some thousand a day"
             last = apply(before, lsn, event)
-            if last.verdict is not Verdict.TAKEN:
-                last = Outcome(before, last.verdict)
-                return None
-            return pack_set(last.after)
+            if last.verdict is Verdict.TAKEN or ends_in_vain(event, last.verdict):
+                return pack_set(last.after)
+            last = Outcome(before, last.verdict)
+            return None
 
         await change_repeatably(self._store, _KEY, decide)
         assert last is not None, "it was decided at least once"

@@ -168,6 +168,11 @@ def apply(before: RebuildingSet, lsn: int, event: RebuildEvent) -> Outcome:
     return Outcome(_settled(_only_whole(found)), Verdict.TAKEN)
 
 
+def ends_in_vain(event: RebuildEvent, verdict: Verdict) -> bool:
+    """Whether an event was to end a drain or a rebuilding that is not there."""
+    return isinstance(event, Undrained | Aborted) and verdict is Verdict.UNKNOWN_NODE
+
+
 def replay(
     events: Iterable[tuple[int, RebuildEvent]], snapshot: RebuildingSet | None = None
 ) -> RebuildingSet:

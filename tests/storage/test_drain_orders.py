@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import nullcontext
+from typing import Any
 
 import pytest
 from cluster_at_hand import ClusterAtHand, simulate, until
@@ -14,7 +15,7 @@ from swaps import swap
 
 from cordwood.admin.replicated_events import ClusterEvents
 from cordwood.client.store import Store
-from cordwood.errors import Fenced, Rejected
+from cordwood.errors import Fenced, Rejected, Unreachable
 from cordwood.impact.maintenance import MaintenanceSet
 from cordwood.layout.message import Call
 from cordwood.layout.message_rebuilding import (
@@ -314,7 +315,9 @@ def test_a_late_order_about_an_empty_node_does_not_undo_a_later_one(
         ([DRAIN, *DONE], False, 10),
         ([DRAIN, *DONE, UNDRAINED], True, 20),
         ([DRAIN, *DONE, UNDRAINED, (21, DRAIN[1])], True, 21),
-        ([DRAIN, *DONE, UNDRAINED, (21, Acked(3, 10))], True, 0),
+        ([DRAIN, *DONE, UNDRAINED, (21, Acked(3, 10))], True, 21),
+        ([DRAIN, *DONE, UNDRAINED, (21, Acked(3, 10)), (22, Undrained(3))], True, 22),
+        ([(5, Aborted(3))], False, 5),
         ([DRAIN, LOST], True, 20),
         ([(10, NeedsRebuild(3, NODES, ranges=(TimeRange(1, 2),))), *DONE[:1]], True, 10),
     ],
@@ -481,3 +484,37 @@ def test_a_requests_drain_ends_with_a_slow_metadata_store() -> None:
             assert not (await store.rebuilding()).lost
 
     simulate(scenario, nodes=6)
+
+
+@pytest.mark.parametrize("is_planted", [False, True])
+@pytest.mark.parametrize("replicated", [False, True])
+@pytest.mark.parametrize(("order", "back"), [("drain", "undrain"), ("start", "abort")])
+def test_an_end_that_finds_nothing_shuts_the_beginning_out(
+    order: str, back: str, *, replicated: bool, is_planted: bool
+) -> None:
+    """An order got no answer, and was not carried out when its contrary was acknowledged."""
+
+    async def scenario(cluster: ClusterAtHand) -> None:
+        await put_records(cluster, records=3)
+        if order == "start":
+            cluster.kill(4)
+        async with cluster.client(timeout_s=3) as store, cluster.client(timeout_s=20) as other:
+            right = store._cluster.call_any
+
+            async def call(message: Any, *, timeout_s: float) -> Any:
+                if isinstance(message, SayRebuild):
+                    nodes = [cluster.machine(node).name for node in cluster.running]
+                    cluster.simulation.network.partition(["client-2"], nodes)
+                return await right(message, timeout_s=timeout_s)
+
+            await asyncio.sleep(10)  # the others take a killed node for dead
+            store._cluster.call_any = call  # type: ignore[method-assign]
+            with pytest.raises(Unreachable):
+                await store.say_rebuild(4, order)
+            await other.say_rebuild(4, back)
+            cluster.simulation.network.mend_all()
+            await asyncio.sleep(20)
+            assert bool((await other.rebuilding()).lost) is is_planted
+
+    with planted(find_bug("vain-end-unnoted")) if is_planted else nullcontext():
+        simulate(scenario, nodes=6, replicated_events=replicated)

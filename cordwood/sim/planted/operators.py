@@ -54,6 +54,11 @@ def _as_if_writable(right: Any, engine: StorageEngine, *rest: Any, **named: Any)
         engine.read_only = said
 
 
+def _no_mark_without_an_entry(right: Any, self: RebuildingSet, node: int, **named: Any) -> int:
+    found: int = right(self, node, **named)
+    return found if self.entry(node) is not None else 0
+
+
 def _ends_all(
     right: Any, known: MaintenanceSet, draining: Set[int], empty: Set[int] = frozenset()
 ) -> Drains:
@@ -238,6 +243,10 @@ BUGS = (
     PlantedBug("late-order-of-version", "a late order counts in the same version of the rebuilding "
                                         "set, although its node has joined since: it is drained",
                at(Came.holds).around(_mark_unread),
+               scene="tests/storage/test_drain_orders.py"),
+    PlantedBug("vain-end-unnoted", "the end of a drain that has not begun leaves the order to begin "
+                                   "it in force",
+               at(RebuildingSet.mark).around(_no_mark_without_an_entry),
                scene="tests/storage/test_drain_orders.py"),
     PlantedBug("late-drain-kept", "a late drain of an operator, which was taken back, makes a "
                                   "request's drain an operator's: it stays without the request",
