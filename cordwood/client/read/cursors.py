@@ -379,10 +379,12 @@ class Cursors:
         they are made again, because their callers were told of positions since, and calls of which
         it is not known that there are any. The repeat of another call would be refused, and nobody
         would have what it claimed."""
+        # Trap: `_end` counts a repeat that is under way down again, and would count those of a
+        # later, equal claim.
         for claim in [
             each
             for each, kept in self._unanswered.items()
-            if not kept.asked or (kept.calls == kept.doubtful and not kept.under_way)
+            if not kept.under_way and (not kept.asked or kept.calls == kept.doubtful)
         ]:
             if len(self._unanswered) <= most:
                 break

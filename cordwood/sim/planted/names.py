@@ -234,6 +234,13 @@ def _room_of_the_oldest(self: Cursors, most: int) -> None:
         self._unanswered.pop(next(iter(self._unanswered)))
 
 
+def _room_of_those_under_way(right: Any, self: Cursors, most: int) -> None:
+    for claim, each in [*self._unanswered.items()]:
+        if len(self._unanswered) > most and not each.asked:
+            del self._unanswered[claim]
+    right(self, most)
+
+
 async def _made_here(
     right: Any,
     self: client_tree.LogTree,
@@ -423,6 +430,10 @@ BUGS = (
     PlantedBug("claims-evicted", "a claim is refused when it is made again, because many others had no "
                                  "answer, and nobody has the records",
                at(Cursors._make_room).instead(_room_of_the_oldest),
+               scene="tests/client/read/test_claims_renamed.py"),
+    PlantedBug("claims-under-way-evicted", "a claim is forgotten for room while it is made again, and a later, "
+                                           "equal one means the old log for good",
+               at(Cursors._make_room).around(_room_of_those_under_way),
                scene="tests/client/read/test_claims_renamed.py"),
     PlantedBug("again-elsewhere", "records are sent again to another log that took the name, and "
                                   "are stored twice",

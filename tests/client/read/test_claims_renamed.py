@@ -352,6 +352,60 @@ def test_no_claim_is_forgotten_if_many_have_no_answer(
         simulate(scenario)
 
 
+@pytest.mark.parametrize("bug_name", ["", "claims-under-way-evicted"])
+def test_no_claim_is_forgotten_for_room_while_it_is_made_again(
+    bug_name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The end of its repeat was counted for a later, equal claim, which stayed for good: every
+    further one meant the log that had had the name."""
+    monkeypatch.setattr(cursors, "UNANSWERED_MAX", 2)
+
+    async def scenario(cluster: ClusterAtHand) -> None:
+        async with cluster.client() as store, cluster.client() as operator:
+            last = await store.append("tasks", b"old")
+            await store.append("others", b"1")
+            right, unanswered = ways_of_saves(store)
+            go_on = asyncio.Event()
+
+            async def late(call: SaveCursors) -> ConsumerReply:
+                store.cursors._save = unanswered  # type: ignore[method-assign]
+                await go_on.wait()
+                return await right(call)  # type: ignore[no-any-return]
+
+            def claim() -> Awaitable[object]:
+                return store.cursors.save("c", {"tasks": last + 1}, {"tasks": 0})
+
+            store.cursors._save = unanswered  # type: ignore[method-assign]
+            with pytest.raises(Unreachable):
+                await claim()
+            store.cursors._save = late  # type: ignore[method-assign]
+            repeat = asyncio.ensure_future(claim())
+            await asyncio.sleep(0.5)
+            await store.cursors.by_number("c")
+            for consumer in "de":
+                with suppress(Unreachable, Overloaded):
+                    await store.cursors.save(consumer, {"others": last + 1}, {"others": 0})
+            await store.cursors.by_number("d")
+            with pytest.raises(Unreachable):
+                await claim()
+            store.cursors._save = right  # type: ignore[method-assign]
+            go_on.set()
+            for ended in (repeat, claim()):
+                with suppress(Fenced):
+                    await ended
+            # All repeats were made: the next call is a new one.
+            await operator.log_tree.rename("tasks", "old")
+            new = (await operator.create_log("tasks")).log_id
+            await operator.append("tasks", b"new")
+            with suppress(Fenced):
+                await claim()
+            if str(new) not in (await operator.cursors.by_number("c")).positions:
+                pytest.fail("a claim meant a log that has lost its name")
+
+    with bug(bug_name), wrong(bug_name):
+        simulate(scenario)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("is_planted", [False, True])
 @pytest.mark.parametrize("is_deleted", [False, True])
