@@ -268,6 +268,11 @@ async def _switches_if_it_differs(
         await right(self, on=on, if_version=if_version)
 
 
+async def _asks_for_marks(right: Any, self: LedgerMetadataCalls, *, on: bool) -> None:
+    await self.autorecovery(-1, 1)
+    await right(self, on=on)
+
+
 def _open(name: str, story: str, plant: Plant) -> PlantedBug:
     return PlantedBug(f"ledger-{name}", story, plant, scenario=LEDGERS_STAY_OPEN)
 
@@ -423,6 +428,9 @@ BUGS = (
     PlantedBug("ledger-switch-unwritten",
                "a switch of the auto-recovery that changes nothing leaves an earlier order in force",
                at(LedgerMarks.switch).around(_switches_if_it_differs), scene=SWITCHES),
+    PlantedBug("ledger-switch-by-marks",
+               "auto-recovery cannot be switched while a mark of a newer version is there",
+               at(LedgerMetadataCalls.switch_autorecovery).around(_asks_for_marks), scene=SWITCHES),
     PlantedBug("ledger-keeps-rotten",
                "a node refuses a new copy of an entry whose row fails the table's checksum",
                at(LedgerStore._find_whole).instead(_finds_it_damaged), scene=DAMAGE),

@@ -8,7 +8,8 @@ import pytest
 from cluster_at_hand import ClusterAtHand, simulate
 from scenarios import as_scenario
 
-from cordwood.errors import CordwoodError, Fenced
+from cordwood.errors import CordwoodError, Fenced, Malformed
+from cordwood.layout.ledger_metadata import ledger_key
 from cordwood.layout.message import Call, Reply
 from cordwood.layout.message_ledgers import AskAutorecovery, AutorecoveryReply, SwitchAutorecovery
 from cordwood.sim.planted import find_bug, planted
@@ -82,6 +83,27 @@ def test_a_switch_that_changes_nothing_shuts_earlier_orders_out() -> None:
 def test_a_switch_that_is_not_written_again_shows() -> None:
     with planted(find_bug("ledger-switch-unwritten")), pytest.raises(AssertionError):
         simulate(switched_without_an_answer, nodes=4, create_logs=False)
+
+
+async def a_mark_cannot_be_read(cluster: ClusterAtHand) -> None:
+    async with cluster.client() as store:
+        mark = b'{"nodes":[1],"since_us":1,"of_a_newer_version":1}'
+        await cluster.metadata.compare_and_set("ledger-marks/" + ledger_key(7), mark, 0)
+        for on in (True, False):
+            await store.ledgers.switch_autorecovery(on=on)
+            found = await cluster.metadata.get("ledger-autorecovery")
+            assert found is not None
+            assert found.value == (b"on" if on else b"off")
+
+
+def test_repairs_are_switched_while_a_mark_cannot_be_read() -> None:
+    """A newer version may have written it."""
+    simulate(a_mark_cannot_be_read, create_logs=False)
+
+
+def test_a_switch_that_needs_the_marks_shows() -> None:
+    with planted(find_bug("ledger-switch-by-marks")), pytest.raises(Malformed):
+        simulate(a_mark_cannot_be_read, create_logs=False)
 
 
 @as_scenario(simulate, nodes=3, create_logs=False)
