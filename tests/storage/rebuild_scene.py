@@ -16,6 +16,7 @@ from cordwood.layout.message_rebuilding import RebuildOrder, SayRebuild
 from cordwood.lsn import EVENT_LOG
 from cordwood.sim.holdings import held_blocks
 from cordwood.sim.stored_tree import StoredTree
+from cordwood.wire.connection import Connection
 
 
 def with_either_log(scenario: Callable[[ClusterAtHand], Awaitable[None]], **options: Any) -> None:
@@ -96,18 +97,18 @@ def late_at_first(
     cluster: ClusterAtHand, store: Store, how: str, kind: type[Call] = SayRebuild
 ) -> None:
     """The first node that is asked gets the next order of "client-2" late."""
-    call_any, first = store._cluster.call_any, cluster.machine(1)
+    ask_any, first = store._cluster.ask_any, cluster.machine(1)
 
-    async def late(message: Call, *, timeout_s: float) -> Reply:
+    async def late(message: Call, *, timeout_s: float, asked: list[Connection]) -> Reply:
         if isinstance(message, kind):
             if how == "paused":
                 first.pause()
             else:
                 cluster.simulation.network.partition(["client-2"], [first.name])
-            store._cluster.call_any = call_any  # type: ignore[method-assign]
-        return await call_any(message, timeout_s=timeout_s)
+            store._cluster.ask_any = ask_any  # type: ignore[method-assign]
+        return await ask_any(message, timeout_s=timeout_s, asked=asked)
 
-    store._cluster.call_any = late  # type: ignore[method-assign]
+    store._cluster.ask_any = late  # type: ignore[method-assign]
 
 
 def mend(cluster: ClusterAtHand, how: str) -> None:

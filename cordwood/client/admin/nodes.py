@@ -150,7 +150,7 @@ class Nodes(Rebalances):
             expected = (await self.authorities()).get(NodeId(node), full)
         # A node that runs changes its entry often. No reader is told of a loss if it has data.
         call = SetAuthority(node, authority, expected)
-        await self._change_entry(call, again=authority in HAS_DATA)
+        await self._change_entry(call, may_repeat=authority in HAS_DATA)
 
     async def set_storage(self, node: int, *, read_only: bool) -> None:
         """Make a node read-only, or let it store again. Readers read from it in both cases.
@@ -159,22 +159,27 @@ class Nodes(Rebalances):
 
         Raises:
             BadSetting: the node does not exist.
+            Fenced: the node's entry changed during the call. It may have been set and taken back:
+                look again.
             Unreachable: the cluster did not answer; it may be set, and may be set again.
         """
-        await self._change_entry(SetStorage(node, read_only), again=True)
+        await self._change_entry(SetStorage(node, read_only), may_repeat=True)
 
-    async def _change_entry(self, call: SetAuthority | SetStorage, *, again: bool) -> None:
+    async def _change_entry(self, call: SetAuthority | SetStorage, *, may_repeat: bool) -> None:
         """Change a node's entry as it is now.
 
         Args:
-            again: whether to give the order again if the entry changed on the way.
+            may_repeat: whether to give the order again if the entry changed on the way.
         """
 
         def seen(reply: object) -> Call:
             assert isinstance(reply, MembersReply), "AskMembers is answered with members"
             return replace(call, if_version=reply.version)
 
-        await self._order(AskMembers(call.node), seen, lambda _: again)
+        def again(passed_s: float) -> bool:
+            return may_repeat and passed_s <= GIVEN_S
+
+        await self._order(AskMembers(call.node), seen, again)
         await self._cluster.refresh_members(timeout_s=self._settings.timeout_s)
 
     async def if_lost(self, nodes: Collection[int]) -> dict[NodeId, IfLost | CordwoodError]:
@@ -349,7 +354,6 @@ class Nodes(Rebalances):
             mark = known.mark(node, of_drain=call.order.is_of_drain)
             return replace(call, if_version=known.version, if_mark=mark)
 
-        # After GIVEN_S another node may have had the order before.
         await self._order(AskRebuilding(), seen, lambda passed_s: passed_s <= GIVEN_S)
 
     async def read_only(self) -> dict[NodeId, bool]:

@@ -6,15 +6,18 @@ Source: docs/protocol/rebuilding.md, rule 4; docs/protocol/metadata-and-epochs.m
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from cordwood.client.cluster import Cluster
 from cordwood.errors import Fenced
 from cordwood.layout.message import Call
 from cordwood.settings import ClientSettings
+from cordwood.wire.connection import Connection
 
 GIVEN_S = 1.0
-"""A call that has a first answer after this time may have been given to two nodes."""
+"""An order that has its first answer after this time may be carried out, although it was refused: a
+node that does not hear from the metadata store whether its write was done looks at the entry again,
+and may find a later one."""
 
 
 class Orders:
@@ -45,9 +48,11 @@ async def give_order(
     Args:
         question: its answer has the version.
         seen: the order with the version of this answer.
-        again: whether to begin anew if it was refused so many seconds after it was given.
+        again: whether to begin anew if the only node that had it refused it so many seconds after
+            it was given.
     Raises:
-        Fenced: it was refused for its version, and is not given again.
+        Fenced: it was refused for its version, and is not given again. It may have been carried
+            out, and taken back.
         CordwoodError: the order was refused for another reason, or got no answer.
     """
     loop = asyncio.get_running_loop()
@@ -55,10 +60,22 @@ async def give_order(
     while True:
         reply = await cluster.call_any(question, timeout_s=deadline - loop.time())
         given_s = loop.time()
+        asked: list[Connection] = []
         try:
-            await cluster.call_any(seen(reply), timeout_s=deadline - given_s)
+            await cluster.ask_any(seen(reply), timeout_s=deadline - given_s, asked=asked)
             return
-        except Fenced:
+        except Fenced as error:
             now_s = loop.time()
+            if _may_be_done(asked):
+                # Race: the order to the contrary was acknowledged after that.
+                raise Fenced(
+                    f"{error}. A node that did not answer may have carried this order out before"
+                ) from error
             if now_s >= deadline or not again(now_s - given_s):
                 raise
+
+
+def _may_be_done(asked: Sequence[Connection]) -> bool:
+    """Whether an order that was refused may have been carried out: by a node that was asked before
+    the one that refused it, and that died or lost its connection, which may take no time."""
+    return len(asked) > 1

@@ -129,5 +129,4 @@ class Rebalances(Orders):
             mark = read_set(reply.set).rebalance_mark(begins=bool(call.shares))
             return replace(call, if_mark=mark)
 
-        # After GIVEN_S another node may have had the order before.
         await self._order(AskRebuilding(), seen, lambda passed_s: passed_s <= GIVEN_S)

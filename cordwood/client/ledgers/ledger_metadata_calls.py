@@ -175,8 +175,6 @@ class LedgerMetadataCalls:
         # Trap: a node may be unable to read a mark, of a newer version. No ledger is behind the
         # last id, so it reads none.
         question = AskAutorecovery(LEDGER_MAX, 1)
-        # Race: an order that went to two nodes may be carried out by the first. Then the contrary
-        # was a later order.
         await give_order(
             self._cluster, question, seen, lambda passed_s: passed_s <= GIVEN_S,
             timeout_s=self._timeout_s,

@@ -16,6 +16,7 @@ from cordwood.admin import maintenance_calls
 from cordwood.admin.fitness_calls import fitness_reply
 from cordwood.admin.maintenance_calls import MaintenanceCalls
 from cordwood.admin.replicated_events import ReplicatedEventLog
+from cordwood.client.admin import orders
 from cordwood.client.cluster import Cluster
 from cordwood.client.read import replica_scan
 from cordwood.client.read.replica_scan import _Scan
@@ -235,6 +236,10 @@ BUGS = (
                together(at(Came.is_late).around(_never),
                         at(Came.holds).instead(_by_any_set)),
                scene="tests/storage/test_drain_orders.py"),
+    PlantedBug("order-given-twice", "an order that a node carried out before it died is given again after "
+                                    "the contrary was acknowledged, and undoes it",
+               at(orders._may_be_done).instead(lambda asked: False),
+               scene="tests/client/admin/test_orders_once.py"),
     PlantedBug("late-order-said", "a node that was paused after it judged an order adds its event to "
                                   "any later set: a node is given up for an earlier loss",
                together(at(StoredEventLog.say).around(_said_of_any_set),

@@ -13,6 +13,7 @@ from cordwood.layout.ledger_metadata import ledger_key
 from cordwood.layout.message import Call, Reply
 from cordwood.layout.message_ledgers import AskAutorecovery, AutorecoveryReply, SwitchAutorecovery
 from cordwood.sim.planted import find_bug, planted
+from cordwood.wire.connection import Connection
 
 LATE_S = 20.0
 """Longer than a node works on a call."""
@@ -25,17 +26,17 @@ async def switched_late(cluster: ClusterAtHand, *, on: bool, is_paused: bool) ->
         await store.ledgers.switch_autorecovery(on=not on)
         await other.ledgers.page()
         first = cluster.machine(1)
-        call_any = store._cluster.call_any
+        ask_any = store._cluster.ask_any
 
-        async def call_late(message: Call, *, timeout_s: float) -> Reply:
+        async def call_late(message: Call, *, timeout_s: float, asked: list[Connection]) -> Reply:
             if isinstance(message, SwitchAutorecovery):
                 if is_paused:
                     first.pause()
                 else:
                     cluster.simulation.network.partition(["client-1"], [first.name])
-            return await call_any(message, timeout_s=timeout_s)
+            return await ask_any(message, timeout_s=timeout_s, asked=asked)
 
-        store._cluster.call_any = call_late  # type: ignore[method-assign]
+        store._cluster.ask_any = call_late  # type: ignore[method-assign]
         await store.ledgers.switch_autorecovery(on=on)
         assert (await other.ledgers.autorecovery()).on is on
         await other.ledgers.switch_autorecovery(on=not on)
