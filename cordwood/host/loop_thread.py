@@ -268,7 +268,13 @@ class LoopThread:
                 raise _unanswered("this client was closed meanwhile", Closed, changes)
             result = call.outcome()
         except BaseException as error:
-            if not call.is_own(error):
+            try:
+                is_own = call.is_own(error)
+            except BaseException:
+                # A signal handler raised: nobody gets the call's error.
+                self._cancel(call)
+                raise
+            if not is_own:
                 self._cancel(call)
             raise
         return result

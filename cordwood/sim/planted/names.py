@@ -27,6 +27,7 @@ from cordwood.client.read.consumer_logs import Ask, ConsumerLogs, Read
 from cordwood.client.read.cursors import ByLog, Cursors, Unanswered
 from cordwood.errors import Overloaded, TooFewNodes, Unreachable
 from cordwood.host.delivery import Delivery
+from cordwood.host.loop_thread import LoopThread, _Call
 from cordwood.layout.message import Call, Reply
 from cordwood.layout.message_logs import FindLog
 from cordwood.log_attributes import LogAttributes
@@ -208,6 +209,11 @@ def _take_or_refuse(right: Any, self: UnansweredChanges, change: Change) -> Any:
     if change not in self._numbers and not self.has_room():
         raise Overloaded("too many had no answer")
     return right(self, change)
+
+
+def _unless_it_ended_with_an_error(right: Any, self: LoopThread, call: _Call[Any]) -> None:
+    if not (call.is_done and call.error is not None):
+        right(self, call)
 
 
 def _marks_of_one(right: Any, self: Cursors, claim: bytes) -> Any:
@@ -495,6 +501,10 @@ BUGS = (
     PlantedBug("results-undelivered", "a signal ends a blocking call that the loop has done: its repeat deletes "
                                       "another log, or a claim is nobody's",
                at(Delivery.fail).instead(lambda self: None),
+               scene="tests/client/blocking/test_broken_off_changes.py"),
+    PlantedBug("errors-undelivered", "a signal takes the error of a blocking call as its thread takes it, and the "
+                                     "call counts as answered",
+               at(LoopThread._cancel).around(_unless_it_ended_with_an_error),
                scene="tests/client/blocking/test_broken_off_changes.py"),
     PlantedBug("repeat-made-here", "a deletion without an answer deletes a log that another task of the "
                                    "store has made since",

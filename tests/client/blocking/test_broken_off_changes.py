@@ -17,7 +17,7 @@ import pytest
 from cordwood.embedded import connect_blocking
 from cordwood.errors import Fenced, LogExists, UnknownLog
 from cordwood.host.delivery import Delivery, if_undelivered
-from cordwood.host.loop_thread import LoopThread
+from cordwood.host.loop_thread import LoopThread, _Call
 from cordwood.sim.planted import find_bug, planted
 
 
@@ -151,6 +151,38 @@ def test_an_error_that_nobody_got_is_undelivered_too_and_a_result_is_not() -> No
         thread.call(work("done", None))
         assert {*told} == {"refused"}
         assert len(told) < broken_off
+    finally:
+        thread.close()
+
+
+@pytest.mark.parametrize("bug_name", ["", "errors-undelivered"])
+def test_an_error_that_a_signal_takes_from_the_thread_is_undelivered(bug_name: str) -> None:
+    """The refusal of a repeat was known to nobody, and its next repeat deleted another log."""
+    thread = LoopThread("test")
+    told: list[str] = []
+
+    async def refused() -> None:
+        if_undelivered(partial(told.append, "refused"))
+        raise UnknownLog("a")
+
+    async def look() -> list[str]:
+        return told
+
+    def interrupt(frame: FrameType, event: str, _: object) -> None:
+        if event == "call" and frame.f_code is _Call.is_own.__code__:
+            sys.setprofile(None)
+            raise Soft
+
+    try:
+        with bug(bug_name), wrong(bug_name):
+            sys.setprofile(interrupt)
+            try:
+                with pytest.raises(Soft):
+                    thread.call(refused())
+            finally:
+                sys.setprofile(None)
+            if thread.call(look()) != ["refused"]:
+                pytest.fail("the refusal counts as told")
     finally:
         thread.close()
 
