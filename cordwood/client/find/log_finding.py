@@ -22,6 +22,7 @@ from dataclasses import replace
 from cordwood.client.append.line import Line
 from cordwood.client.find.known_logs import ASK_EARLY_S, UNHEARD_S, KnownLogs
 from cordwood.client.find.log_info import AnyLog, LogInfo, OnLearnt, log_info
+from cordwood.client.find.turns import Turns
 from cordwood.client.own_loop import check_loop
 from cordwood.errors import (
     AccessDenied,
@@ -69,9 +70,9 @@ longer than the pause between two look-ups in the background, and the time that 
 that was stopped waits again."""
 
 
-STOOD_S = 0.25
-"""If a look-up without an answer ends so much later than it should, this client stood, and not the
-nodes: it asks again."""
+STOOD_S = 0.1
+"""If this client stood for so long during a look-up without an answer, it asks again, until it ran
+for the time that the nodes have."""
 
 NO_ANSWER: tuple[type[Retryable], ...] = (Unreachable, Overloaded)
 """How a look-up ends if no node answers it. Nodes that do not reach the metadata store say
@@ -231,13 +232,7 @@ class LogFinding(ABC):
         mark, forgotten, asked_at = self._known.mark(), self._forgotten, self._loop.time()
         call = FindLog("", False, int(key)) if isinstance(key, int) else FindLog(key, create)
         try:
-            try:
-                reply = await self._ask_nodes(call, timeout_s)
-            except NO_ANSWER:
-                # Trap: the loop had no turn. The answer may have come as the time was over.
-                if self._loop.time() - asked_at < timeout_s + STOOD_S:
-                    raise
-                reply = await self._ask_nodes(call, timeout_s)
+            reply = await self._ask_while_running(call, timeout_s)
         except CordwoodError as error:
             if isinstance(error, (UnknownLog, Retryable)) and not isinstance(error, NO_ANSWER):
                 self._unanswered_s = -math.inf
@@ -252,6 +247,21 @@ class LogFinding(ABC):
         if forgotten != self._forgotten:
             return log_info(reply)
         return self._known.put(key, log_info(reply), mark)
+
+    async def _ask_while_running(self, call: FindLog, timeout_s: float) -> Reply:
+        """As `_ask_nodes`, but if no node answers, this client ran for `timeout_s`."""
+        ran_s = 0.0
+        while True:
+            turns = Turns()
+            try:
+                return await self._ask_nodes(call, timeout_s)
+            except NO_ANSWER:
+                # Trap: the loop had no turn. The answer may have come as the time was over.
+                ran_s += turns.ran_s
+                if turns.stood_s < STOOD_S or ran_s > timeout_s - STOOD_S:
+                    raise
+            finally:
+                turns.end()
 
     async def _ask_nodes(self, call: FindLog, timeout_s: float) -> Reply:
         """The first answer to a look-up. A node that is stopped, cut off, or has no way to the

@@ -184,8 +184,19 @@ def test_a_question_from_before_a_stop_is_not_shared() -> None:
     simulate(scenario)
 
 
-@pytest.mark.parametrize("bug_name", ["", "own-stop-as-silence"])
-def test_a_client_that_stood_while_it_asked_takes_no_name_from_memory(bug_name: str) -> None:
+@pytest.mark.parametrize(
+    ("stands", "bug_name"),
+    [
+        ([CHECK_NAME_S + 0.5], ""),
+        ([CHECK_NAME_S + 0.5], "own-stop-as-silence"),
+        ([CHECK_NAME_S + 0.05], ""),
+        ([CHECK_NAME_S + 0.05], "short-stop-as-silence"),
+        ([CHECK_NAME_S + 0.5, CHECK_NAME_S + 0.5], ""),
+    ],
+)
+def test_a_client_that_stood_while_it_asked_takes_no_name_from_memory(
+    stands: list[float], bug_name: str
+) -> None:
     """Its time was over as the answer came. It took that for "no node answers", and its next record
     went to the log that had the name before."""
 
@@ -211,9 +222,11 @@ def test_a_client_that_stood_while_it_asked_takes_no_name_from_memory(bug_name: 
             is_stopped.set()
             while not stores[0]._cluster._asking:  # noqa: ASYNC110 - it has no event
                 await asyncio.sleep(0.0001)
-            machine.pause()
-            await asyncio.sleep(CHECK_NAME_S + 0.5)
-            machine.resume()
+            for stand_s in stands:
+                machine.pause()
+                await asyncio.sleep(stand_s)
+                machine.resume()
+                await asyncio.sleep(0.0005)
             await asyncio.sleep(5)
             assert await values(operator, "archive", until="tail") == [b"old"]
             assert await values(operator, "a", until="tail") == [b"new"]
