@@ -240,3 +240,74 @@ def test_a_short_end_that_main_storage_has_holds_up_no_rebuilding(*, is_drained:
     run()
     with planted(find_bug("rebuild-waits-for-let-go")), pytest.raises(TimeoutError):
         run()
+
+
+async def a_noted_move_has_no_place(cluster: ClusterAtHand) -> None:
+    """A drained node noted moves, and the node that took the copies loses its disk. No third node
+    is left. Main storage has the blocks, and their other holder lets go of them."""
+    for node in (1, 2, 3):
+        cluster.storages[node] = replace(STORAGE, retention_every_s=3000)
+        await cluster.stop(node)
+        await cluster.start(node)
+    cluster.add_nodes(4)
+    async with cluster.client(timeout_s=60) as store:
+        attributes = LogAttributes(tier_after_s=20).over(TIERED)
+        await store.create_log("log", attributes=attributes)
+        for _ in range(4):
+            last = await store.append("log", b"1")
+    await asyncio.sleep(1)
+    # The sequencer may be drained: the next epoch lies on other nodes too.
+    await cluster.start(4, 5, 6, 7)
+    await asyncio.sleep(2)
+    old = cluster.sequencer_of(1)
+    await cluster.stop(old)
+    await cluster.start(old)
+    async with cluster.client(timeout_s=60) as store:
+        await store.append("log", b"later")
+    await asyncio.sleep(3)
+    found = (await copies(cluster))[(1, int(last))]
+    leaving, other = map(NodeId, next(iter(found.values())))
+    (taker,) = {1, 2, 3} - {leaving, other}
+    cluster.storages[other] = replace(STORAGE, retention_every_s=1)
+    await cluster.stop(other)
+    await cluster.start(other)
+    await asyncio.sleep(3)
+    engine = cluster.running[leaving].engine
+
+    def noted() -> bool:
+        log = engine.cache.get(1)
+        blocks = log._blocks if log is not None else ()
+        return any(block.envelope.flags & EnvelopeFlag.MOVING for block in blocks)
+
+    drain = asyncio.create_task(order(cluster, leaving, RebuildOrder.DRAIN, forced=True))
+    async with asyncio.timeout(60):
+        while not noted():  # noqa: ASYNC110
+            await asyncio.sleep(0.0005)
+    cluster.kill(taker)
+    await drain
+    lose_disk(cluster, taker)
+    await say_gone(cluster, taker)
+    cluster.keep_starting(taker)
+    blocks = await held_blocks(engine, 1)
+    moving = [b.header.last for b in blocks if b.envelope.flags & EnvelopeFlag.MOVING]
+    assert moving
+    past = cluster.running[other].engine
+    await until(lambda: past.gone_of(1) >= max(moving), timeout_s=600)
+    assert engine.gone_of(1) == 0
+    role = cluster.running[leaving]._rebuild
+    await until(lambda: all(entry.is_empty for entry in role.set.lost), timeout_s=60)
+    await until(lambda: taker in cluster.running, timeout_s=60)
+
+
+@pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_a_noted_move_without_a_place_that_main_storage_has_holds_up_no_drain(seed: int) -> None:
+    """The drained node waited for nodes that could take copies, and the rebuilding for it."""
+
+    def run() -> None:
+        simulate(
+            a_noted_move_has_no_place, nodes=3, copies=2, storage=STORAGE, tier=TIER, seed=seed
+        )
+
+    run()
+    with planted(find_bug("rebuild-waits-for-noted")), pytest.raises(TimeoutError):
+        run()

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
-from cordwood.block import Envelope
+from cordwood.block import Envelope, EnvelopeFlag
 from cordwood.layout.log_questions import AskCopies
 from cordwood.layout.message_rebuilding import DonorState, TellProducers
 from cordwood.layout.waves import Refusal, StoredBlock, StoreRefusal
@@ -321,6 +321,32 @@ async def _waits_for_all(
     report.elsewhere += sum(not is_stuck for _, is_stuck in waiting)
 
 
+async def _notes_are_known(
+    right: Any, self: Moves, blocks: Sequence[StoredBlock], *args: Any
+) -> None:
+    noted = notes_of(self).setdefault("noted", set())
+    noted |= {
+        (each.header.log, each.header.first)
+        for each in blocks
+        if each.envelope.flags & EnvelopeFlag.MOVING
+    }
+    await right(self, blocks, *args)
+
+
+async def _waits_for_noted(
+    right: Any,
+    self: Moves,
+    log: int,
+    waiting: Sequence[tuple[Held, bool]],
+    losses: Losses,
+    report: Report,
+) -> None:
+    noted = notes_of(self)["noted"]
+    some = [each for each in waiting if (log, each[0].first) not in noted]
+    report.stuck += len(waiting) - len(some)
+    await right(self, log, some, losses, report)
+
+
 async def _believes_an_old_tree(right: Any, self: LocalDrops, *, anew: bool) -> None:
     await right(self, anew=anew)
     self._is_unread = False
@@ -464,6 +490,11 @@ BUGS = (
                scene="tests/storage/test_drained_losses.py"),
     PlantedBug("rebuild-waits-for-let-go", "a donor waits for copies of a block that main storage has, "
                "by a node that let go of it", at(Moves._wait_with).instead(_waits_for_all),
+               scene="tests/storage/test_rebuilding_short_ends.py"),
+    PlantedBug("rebuild-waits-for-noted", "a donor waits for nodes for a move that it noted, though main "
+               "storage has the block, and another node let go of it",
+               together(at(Moves.carry_out).around(_notes_are_known),
+                        at(Moves._wait_with).around(_waits_for_noted)),
                scene="tests/storage/test_rebuilding_short_ends.py"),
     PlantedBug("drained-node-looks-once", "a drained node says that it is done, and does not look again "
                "when the other donors are", at(Pass.looks_again).instead(lambda self, me: False),

@@ -175,10 +175,8 @@ class Moves:
                 continue
             found = self._plan(block, held, here, epochs)
             found = found or self._plan_given(held, here, epochs, report)
-            if isinstance(found, Stuck) and not _is_noted(block):
-                waiting.append((held, True))
-            elif isinstance(found, Stuck):
-                report.stuck += 1
+            if isinstance(found, Stuck):
+                waiting.append((held, True))  # a noted move too
             elif found is _UNKNOWN:
                 report.trouble = f"log {log}: the nodeset of epoch {held.epoch} is not known"
             elif isinstance(found, Move) or _is_noted(block):
