@@ -22,7 +22,7 @@ from dataclasses import replace
 from cordwood.client.append.line import Line
 from cordwood.client.find.known_logs import ASK_EARLY_S, UNHEARD_S, KnownLogs
 from cordwood.client.find.log_info import AnyLog, LogInfo, OnLearnt, log_info
-from cordwood.client.find.turns import Turns
+from cordwood.client.find.running_time import RunningTime
 from cordwood.client.own_loop import check_loop
 from cordwood.errors import (
     AccessDenied,
@@ -252,16 +252,16 @@ class LogFinding(ABC):
         """As `_ask_nodes`, but if no node answers, this client ran for `timeout_s`."""
         ran_s = 0.0
         while True:
-            turns = Turns()
+            time = RunningTime()
             try:
                 return await self._ask_nodes(call, timeout_s)
             except NO_ANSWER:
                 # Trap: the loop had no turn. The answer may have come as the time was over.
-                ran_s += turns.ran_s
-                if turns.stood_s < STOOD_S or ran_s > timeout_s - STOOD_S:
+                ran_s += time.ran_s
+                if time.stood_s < STOOD_S or ran_s > timeout_s - STOOD_S:
                     raise
             finally:
-                turns.end()
+                time.end()
 
     async def _ask_nodes(self, call: FindLog, timeout_s: float) -> Reply:
         """The first answer to a look-up. A node that is stopped, cut off, or has no way to the

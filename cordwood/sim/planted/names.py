@@ -17,7 +17,7 @@ from cordwood.client.admin.changes_again import Change, UnansweredChanges
 from cordwood.client.admin.positions import Positions
 from cordwood.client.append.producer import Producer
 from cordwood.client.cluster import Cluster
-from cordwood.client.find import log_finding, tail_calls, turns
+from cordwood.client.find import log_finding, running_time, tail_calls
 from cordwood.client.find.known_logs import KnownLogs
 from cordwood.client.find.log_finding import LogFinding
 from cordwood.client.find.log_info import AnyLog, LogInfo
@@ -375,7 +375,7 @@ BUGS = (
                scene="tests/client/find/test_stopped_clients.py"),
     PlantedBug("short-stop-as-silence", "a client that stood for just as long as it waits for a name takes the "
                                         "name from memory",
-               value(lambda: turns.TURN_S, 1.0),
+               value(lambda: running_time.TURN_S, 1.0),
                scene="tests/client/find/test_stopped_clients.py"),
     PlantedBug("old-names-at-once", "an old name is used at once, and looked up in the background only",
                at(KnownLogs.must_ask).instead(lambda self, log: self.has_changed(log)),

@@ -322,7 +322,7 @@ async def _waits_for_all(
 
 
 async def _notes_are_known(
-    right: Any, self: Moves, blocks: Sequence[StoredBlock], *args: Any
+    right: Any, /, self: Moves, blocks: Sequence[StoredBlock], *args: Any, **named: Any
 ) -> None:
     noted = notes_of(self).setdefault("noted", set())
     noted |= {
@@ -330,7 +330,7 @@ async def _notes_are_known(
         for each in blocks
         if each.envelope.flags & EnvelopeFlag.MOVING
     }
-    await right(self, blocks, *args)
+    await right(self, blocks, *args, **named)
 
 
 async def _waits_for_noted(

@@ -13,7 +13,7 @@ TURN_S = 0.1
 which the client may have run."""
 
 
-class Turns:
+class RunningTime:
     """Counts the time in which the event loop ran, and in which it stood, until `end`."""
 
     def __init__(self) -> None:
