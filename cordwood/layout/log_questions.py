@@ -195,6 +195,8 @@ class CopyWord(Struct, frozen=True, array_like=True):
             move, they are those of the envelope that the block will have after the move.
         is_let_go: with TRIMMED: the block is not trimmed. The node let go of its place, because
             main storage held it.
+        is_letting_go: with YES: the node may be about to let go of its copy. Nodes before this
+            field do not say it, and pass over it.
     """
 
     has: Annotated[int, Meta(ge=1, le=4)]
@@ -203,6 +205,7 @@ class CopyWord(Struct, frozen=True, array_like=True):
     by_recovery: bool = False
     copyset: Annotated[tuple[U32, ...], Meta(max_length=COPIES_MAX)] = ()
     is_let_go: bool = False
+    is_letting_go: bool = False
 
 
 class CopiesReply(Struct, frozen=True, tag="copies"):

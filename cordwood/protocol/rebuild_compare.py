@@ -50,11 +50,17 @@ class Has(enum.IntEnum):
 
 
 class Word(NamedTuple):
-    """A node's answer about a block."""
+    """A node's answer about a block.
+
+    Attributes:
+        is_letting_go: with YES: the node looks whether main storage has the block, and may be about
+            to let go of its copy.
+    """
 
     has: Has
     rank: int = 0
     copyset: tuple[int, ...] = ()
+    is_letting_go: bool = False
 
     @property
     def known(self) -> Known | None:

@@ -281,7 +281,13 @@ REPLIES: list[Reply] = [
     SizeReply(1 << 40),
     KeptReply((0, 1 << 40)),
     IfLostReply(1, 1 << 40, 2, 3, 4, 5, 9, lsn(4, 17)),
-    CopiesReply((CopyWord(1, 2, 3, True, (4, 5, 6)), CopyWord(2))),
+    CopiesReply(
+        (
+            CopyWord(1, 2, 3, True, (4, 5, 6)),
+            CopyWord(2),
+            CopyWord(1, 2, 0, False, (4, 5), is_letting_go=True),
+        )
+    ),
     HeldReply((HeldGroup((1, 2, 3), 3, 1 << 40),), 9, lsn(4, 17)),
     EventsReply(b"set", lsn(4, 17), True),
     RebuildingReply(b"set", DonorState(7, 1, 2, 3, 4, 5.5, "nothing", True)),

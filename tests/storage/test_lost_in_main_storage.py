@@ -295,6 +295,104 @@ def test_a_node_takes_no_copies_while_it_looks_for_objects(*, fails: bool) -> No
         run()
 
 
+async def leftover_copies(cluster: ClusterAtHand) -> tuple[NodeId, set[int], str, list[NodeId]]:
+    """A drained node dies between a new copy and its note, and its drain is called off. Returns the
+    node that took copies, where these begin, an object with them, and the copyset that has them."""
+    async with cluster.client() as store:
+        await store.create_log("log", attributes=TIERED)
+        await write(store, 100)
+        await asyncio.sleep(5)
+    names = [name for name in cluster.bucket.names() if name.endswith(".parquet")]
+    name = names[len(names) // 2]
+    there = parse_object_name(name)
+    copyset = await copyset_of(cluster, 1)
+    giver, rest = copyset[0], [node for node in cluster.running if node not in copyset]
+    drain = asyncio.create_task(order(cluster, giver, RebuildOrder.DRAIN, forced=True))
+
+    def has_new(node: NodeId) -> bool:
+        log = cluster.running[node].engine.cache.get(1)
+        blocks = log._blocks if log is not None else ()
+        return any(there.first <= block.header.first <= there.last for block in blocks)
+
+    while not any(map(has_new, rest)):  # noqa: ASYNC110
+        await asyncio.sleep(0.0002)
+    cluster.kill(giver)
+    await drain
+    await order(cluster, giver, RebuildOrder.UNDRAIN, forced=True)
+    await asyncio.sleep(1)
+    await cluster.start(giver)
+    await asyncio.sleep(5)
+    held = await holders(cluster, there.first, there.last)
+    taker = max((node for node in rest if node in held), key=lambda node: len(held[node]))
+    return taker, {*held[taker]}, name, copyset
+
+
+async def a_leftover_copy_is_drained(
+    cluster: ClusterAtHand, patched: pytest.MonkeyPatch, *, fails: bool
+) -> None:
+    """All other holders of some blocks have looked for their object, and are about to let go. Main
+    storage loses it, and a copy of these blocks is left over on a node that is drained.
+
+    Args:
+        fails: main storage fails before the holders let go, and they look again.
+    """
+    leaving, left, name, copyset = await leftover_copies(cluster)
+    cluster.storages[leaving] = replace(STORAGE, retention_every_s=900)
+    await cluster.stop(leaving)
+    await cluster.start(leaving)
+    others = [cluster.running[node] for node in copyset]
+    looked: list[StorageEngine] = []
+    right = LocalDrops._missing
+
+    async def missing(self: LocalDrops, manifest: LogManifest, gone: int, through: int) -> Any:
+        found = await right(self, manifest, gone, through)
+        is_other = any(self._engine is node.engine for node in others)
+        if is_other and through >= max(left) and self._engine not in looked:
+            looked.append(self._engine)
+            await asyncio.sleep(40)
+            if fails:
+                raise Retryable("main storage does not answer")
+        return found
+
+    swap(patched, right, missing)
+    await until(lambda: len(looked) == len(others), timeout_s=300)
+    cluster.bucket.delete(name)
+    await order(cluster, leaving, RebuildOrder.DRAIN, forced=True)
+    role = cluster.running[leaving]._rebuild
+    await asyncio.sleep(20)
+    entry = role.set.entry(leaving)
+    assert entry is not None
+    assert not entry.is_empty
+    await asyncio.sleep(60)
+    here = await holders(cluster, min(left), max(left))
+    entry = role.set.entry(leaving)
+    assert entry is not None
+    assert entry.is_empty is fails
+    if fails:  # they kept what is lost
+        assert all({*here[node]} >= left for node in copyset)
+    else:
+        assert {*here[leaving]} == left
+        assert "main storage lost" in role._donor.state().blocked
+
+
+@pytest.mark.parametrize("fails", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_a_node_that_is_about_to_let_go_is_left_no_last_copies(*, fails: bool) -> None:
+    """It said that it had the blocks. A drained node set its own copies aside for that, and then
+    the other node let go of them."""
+    storage = replace(STORAGE, retention_every_s=30)
+
+    def run() -> None:
+        with pytest.MonkeyPatch.context() as patched:
+            simulate(
+                lambda cluster: a_leftover_copy_is_drained(cluster, patched, fails=fails),
+                nodes=5, copies=2, storage=storage, tier=TIER, seed=2,
+            )  # fmt: skip
+
+    run()
+    with planted(find_bug("rebuild-trusts-who-lets-go")), pytest.raises(AssertionError):
+        run()
+
+
 async def a_copy_is_on_its_way(cluster: ClusterAtHand) -> None:
     """A node takes a donor's copy, and looks for it before the WAL has it."""
     async with cluster.client() as store:

@@ -44,7 +44,7 @@ from cordwood.storage.logs_db.heads_read import read_entries
 from cordwood.storage.logs_db.logs_read import Found
 from cordwood.storage.logs_db.logs_store import LogsStore
 from cordwood.storage.rebuild import admission, donor_look, moves, role
-from cordwood.storage.rebuild.copy_questions import CopyQuestions, Report
+from cordwood.storage.rebuild.copy_questions import CopyQuestions, Report, is_letting_go
 from cordwood.storage.rebuild.donor import Donor
 from cordwood.storage.rebuild.donor_look import DonorLook, is_given_up
 from cordwood.storage.rebuild.donor_pass import Doubted, Pass
@@ -512,6 +512,10 @@ BUGS = (
                "has seen that it has none, and lets go of it",
                together(at(LocalDrops._stays_without).instead(_takes_copies_meanwhile),
                         at(LocalDrops._take_no_more).instead(_notes_nothing)),
+               scene="tests/storage/test_lost_in_main_storage.py"),
+    PlantedBug("rebuild-trusts-who-lets-go", "a donor sets its copies aside because of a node that is "
+               "about to let go of its own",
+               at(is_letting_go, within=moves).instead(lambda told: False),
                scene="tests/storage/test_lost_in_main_storage.py"),
     PlantedBug("tier-looks-before-it-notes", "a node takes a donor's copies after it has looked for "
                "their object, and lets go of them",

@@ -48,13 +48,15 @@ async def words_of(engine: StorageEngine, ask: AskCopies) -> CopiesReply:
         await asyncio.sleep(0)
     held = engine.cache.get(ask.log)
     trim, gone = (held.trim, held.gone) if held is not None else (0, 0)
+    letting_go = held.letting_go if held is not None else 0
     words = []
     for first, last in ask.blocks:
         block_here = found.get((first, last))
         if last <= trim:
             words.append(CopyWord(Has.TRIMMED))
-        elif block_here is not None:
-            words.append(_word(block_here.envelope))
+        # Race: this node may have let go of a block since it was read.
+        elif block_here is not None and last > gone:
+            words.append(_word(block_here.envelope, first <= letting_go))
         elif last <= gone:
             # Main storage had the block. A node that let go of it does not contradict other copies.
             words.append(CopyWord(Has.TRIMMED, is_let_go=True))
@@ -72,7 +74,10 @@ def told_rank(envelope: Envelope) -> int:
     return rank + 1 if flags & EnvelopeFlag.MOVING else rank
 
 
-def _word(envelope: Envelope) -> CopyWord:
+def _word(envelope: Envelope, is_letting_go: bool) -> CopyWord:
     has = Has.NO if envelope.flags & EnvelopeFlag.DRAINED else Has.YES
     by_recovery, seal_epoch, wave = precedence_of(told_rank(envelope))
-    return CopyWord(has, wave, seal_epoch, by_recovery, tuple(envelope.copyset))
+    is_letting_go = is_letting_go and has is Has.YES
+    return CopyWord(
+        has, wave, seal_epoch, by_recovery, tuple(envelope.copyset), is_letting_go=is_letting_go
+    )

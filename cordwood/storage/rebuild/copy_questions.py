@@ -98,6 +98,7 @@ class CopyQuestions:
                 Has.LET_GO if w.is_let_go else Has(w.has),
                 rank_of(w.by_recovery, w.seal_epoch, w.wave),
                 tuple(w.copyset),
+                w.is_letting_go,
             )
             for w in reply.words
         ]
@@ -177,6 +178,15 @@ def by_block(words: Mapping[int, Sequence[Word]], count: int) -> list[Mapping[in
 
 def has_let_go(told: Mapping[int, Word]) -> bool:
     return any(word.has is Has.LET_GO for word in told.values())
+
+
+def is_letting_go(told: Mapping[int, Word]) -> bool:
+    """Whether a node may be about to let go of its copy.
+
+    Race: main storage may lose the block after the node has looked for it. A donor that sets its
+    own copy aside without a new copy elsewhere asks again, until the node has let go or stays.
+    """
+    return any(word.is_letting_go for word in told.values())
 
 
 def held_of(block: StoredBlock) -> Held:

@@ -63,6 +63,7 @@ from cordwood.storage.rebuild.copy_questions import (
     copies_of,
     has_let_go,
     held_of,
+    is_letting_go,
 )
 from cordwood.storage.rebuild.epoch_nodesets import EpochNodesets
 from cordwood.storage.rebuild.main_copies import FindMain
@@ -190,6 +191,9 @@ class Moves:
         for block, held, move, here, told in await self._ask_holders(
             log, plans, losses, epochs, report
         ):
+            if not (move and move.stores) and is_letting_go(told):
+                report.again += 1  # no new copy is made: see `is_letting_go`
+                continue
             if _is_noted(block) and not is_overtaken(held, told):
                 works.append(self._noted(block, held, move, told))
                 continue
@@ -362,6 +366,9 @@ class Moves:
             known = let_go(told[index], not past[index] or next(judged))
             if known is None or any(word.has is Has.TRIMMED for word in known.words.values()):
                 continue  # it goes here too
+            if is_letting_go(known.words):
+                report.again += 1
+                continue
             whole = whole_without(self._me, known.words)
             if whole is not None:
                 self._left.pop((log, held.first), None)
