@@ -78,6 +78,8 @@ class LocalDrops:
         self._said_of = SaidOfEach(logger)
         self._copies = MainLooks(logs, objects, ask_trim)
         self._is_unread = False
+        # Whether main storage did not answer, or had a bad manifest, when it was last asked.
+        self._has_failed = False
 
     async def run(self) -> None:
         """Make a pass at intervals, until cancelled."""
@@ -108,6 +110,7 @@ class LocalDrops:
                 await self._let_go(log, info)
             except CordwoodError as error:
                 # A bad manifest or mark of one log does not stop the other logs.
+                self._has_failed = True
                 words = f"log {log}: this node keeps what it might let go of: {error}"
                 self._said_of.warning(log, words)
             # Not after a cancelled pass: the WAL may still raise its tier point.
@@ -229,6 +232,10 @@ class LocalDrops:
         if parts and (most := self._would_drop(log, parts, policy, 1 << 63)):
             # Only released records: the end of an epoch that is not recovered may still change.
             readable = engine.cache.log(log).readable
+            if self._has_failed:
+                # A pass takes minutes if main storage does not answer. No donor waits for it then.
+                await (await self._objects.manifest(log)).load()
+                self._has_failed = False
             await self._take_no_more(log, min(most, readable))
             # Race: a repair, or an operator's older copy, may replace the head meanwhile. Each
             # range is judged by one head: what this one names is asked for, and what it calls lost

@@ -507,3 +507,26 @@ def test_a_drain_waits_for_main_storage_that_does_not_answer_and_says_so(
 
     storage = replace(STORAGE, retention_every_s=30)
     simulate(scene, nodes=6, copies=2, storage=storage, tier=TIER, seed=1)
+
+
+@pytest.mark.slow
+def test_main_storage_that_does_not_answer_holds_up_no_drain() -> None:
+    """Nodes refused copies during passes of minutes that had no answer, one after the other."""
+
+    async def scene(cluster: ClusterAtHand) -> None:
+        async with cluster.client() as store:
+            attributes = LogAttributes(sticky_copysets=False, local_retention=1).over(TIERED)
+            await store.create_log("log", attributes=attributes)
+            await asyncio.sleep(3)
+            cluster.bucket.faults = BucketFaults(lost_request=1.0)
+            await write(store, 150)
+            await asyncio.sleep(120)
+        leaving = max(node for node in cluster.running if node != cluster.sequencer_of(1))
+        await order(cluster, leaving, RebuildOrder.DRAIN)
+        role = cluster.running[leaving]._rebuild
+        await until(lambda: (found := role.set.entry(leaving)) and found.is_empty, timeout_s=10)
+        cluster.bucket.faults = BucketFaults()
+        engines = [each.engine for node, each in cluster.running.items() if node != leaving]
+        await until(lambda: all(engine.gone_of(1) for engine in engines), timeout_s=200)
+
+    simulate(scene, nodes=5, copies=2, storage=STORAGE, tier=TIER, seed=3)
