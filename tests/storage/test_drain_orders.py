@@ -499,16 +499,16 @@ def test_an_end_that_finds_nothing_shuts_the_beginning_out(
         if order == "start":
             cluster.kill(4)
         async with cluster.client(timeout_s=3) as store, cluster.client(timeout_s=20) as other:
-            right = store._cluster.call_any
+            right = store._cluster.ask_any
 
-            async def call(message: Any, *, timeout_s: float) -> Any:
+            async def ask(message: Any, **options: Any) -> Any:
                 if isinstance(message, SayRebuild):
                     nodes = [cluster.machine(node).name for node in cluster.running]
                     cluster.simulation.network.partition(["client-2"], nodes)
-                return await right(message, timeout_s=timeout_s)
+                return await right(message, **options)
 
             await asyncio.sleep(10)  # the others take a killed node for dead
-            store._cluster.call_any = call  # type: ignore[method-assign]
+            store._cluster.ask_any = ask  # type: ignore[method-assign]
             with pytest.raises(Unreachable):
                 await store.say_rebuild(4, order)
             await other.say_rebuild(4, back)
