@@ -278,14 +278,14 @@ class ReplicatedEventLog:
             # The append names the last record of the set for which it holds.
             is_held = holds is None or holds(follower.set)
             outcome = follower.decide(event) if is_held else Outcome(follower.set, Verdict.STALE)
-            in_vain = ends_in_vain(event, outcome.verdict)
             if outcome.verdict is not Verdict.TAKEN:
                 # Records that this node has not read yet may change the verdict.
                 if not is_read and await self._read_on():
                     is_read = True
                     continue
-                if not in_vain:
+                if not ends_in_vain(event, outcome.verdict):
                     return outcome
+                # Written all the same: it makes an earlier order to begin this late.
             lsn = await self._append(store, follower, pack_event(event))
             if lsn is not None:
                 await self._until(lambda lsn=lsn: self._has_read(lsn))  # type: ignore[misc]

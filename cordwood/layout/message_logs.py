@@ -47,8 +47,8 @@ class EpochNodes(Struct, frozen=True):
 
 @lru_cache(maxsize=256)
 def _replication(copies: int, racks: int, wider: tuple[tuple[str, int], ...]) -> Replication:
-    """Remembered, because a log's epochs have few, and a frame holds some 40,000 epochs: to check
-    each anew would hold a node up for a third of a second."""
+    """The checked replication, remembered. A log's epochs share a few of them, and a frame holds
+    some 40,000 epochs: to check each one anew holds a node up for a third of a second."""
     return Replication.across({**dict(wider), "node": copies, "rack": racks})
 
 

@@ -4,8 +4,9 @@ Roles use it through `EventLog`. There are two implementations:
 
 - `StoredEventLog`, here, has it in the metadata store as one versioned value: the rebuilding set,
   which is the snapshot of all events so far. An event is applied to the present set and written by
-  compare-and-set. So all events have one order. An event that changes nothing is not written. Only
-  the end of a drain or rebuilding that is not there is: an earlier order to begin it is late then.
+  compare-and-set. So all events have one order. An event that changes nothing is not written, with
+  one exception: the end of a drain or rebuilding that is not there. It makes an earlier order to
+  begin the drain or rebuilding late.
   While the metadata store is away no event can be written.
 - The *replicated* event log is an internal log (`admin.replicated_events`). The metadata store has
   only its *base*: a set that the log goes on from, for nodes that begin. The first base is the

@@ -129,8 +129,8 @@ SCRIBES_SHARE = 0.1
 whose disks lose data, or whose appends are measured, have no ledgers."""
 
 LONG_LEDGERS_SHARE, SWITCHES_SHARE = 0.25, 0.5
-"""Shares of the seeds with ledgers. Ledgers stay open for the whole run: it has a few with many
-entries and fragments, and fewer ends and recoveries. An operator switches repairs off and on."""
+"""Shares of the seeds with ledgers. In the first, ledgers stay open for the whole run: it has a few
+with many entries and fragments. In the second, an operator switches repairs off and on."""
 
 UNHEALED_SHARE = 0.5
 """Share of the seeds with accepted losses in which nodes do not heal their WALs."""
