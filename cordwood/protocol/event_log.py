@@ -169,8 +169,10 @@ def apply(before: RebuildingSet, lsn: int, event: RebuildEvent) -> Outcome:
 
 
 def ends_in_vain(event: RebuildEvent, verdict: Verdict) -> bool:
-    """Whether an event was to end a drain or a rebuilding that is not there."""
-    return isinstance(event, Undrained | Aborted) and verdict is Verdict.UNKNOWN_NODE
+    """Whether an event was to end a drain or a rebuilding that is not there. A lost node has an
+    entry also without a drain."""
+    vain = (Verdict.UNKNOWN_NODE, Verdict.UNCHANGED)
+    return isinstance(event, Undrained | Aborted) and verdict in vain
 
 
 def replay(

@@ -518,3 +518,33 @@ def test_an_end_that_finds_nothing_shuts_the_beginning_out(
 
     with planted(find_bug("vain-end-unnoted")) if is_planted else nullcontext():
         simulate(scenario, nodes=6, replicated_events=replicated)
+
+
+@pytest.mark.parametrize("replicated", [False, True])
+def test_an_end_of_no_drain_of_a_lost_node_shuts_its_drain_out(*, replicated: bool) -> None:
+    async def scenario(cluster: ClusterAtHand) -> None:
+        await put_records(cluster, records=3)
+        async with cluster.client(timeout_s=3) as store, cluster.client(timeout_s=20) as other:
+            cluster.machine(2).pause()  # so no rebuilding ends
+            cluster.kill(4)
+            await asyncio.sleep(10)
+            await other.say_rebuild(4, "start")
+            right = store._cluster.ask_any
+
+            async def ask(message: Any, **options: Any) -> Any:
+                if isinstance(message, SayRebuild):
+                    nodes = [cluster.machine(node).name for node in cluster.running]
+                    cluster.simulation.network.partition(["client-2"], nodes)
+                return await right(message, **options)
+
+            store._cluster.ask_any = ask  # type: ignore[method-assign]
+            with pytest.raises(Unreachable):
+                await store.say_rebuild(4, "drain")
+            await other.say_rebuild(4, "undrain")
+            cluster.simulation.network.mend_all()
+            await asyncio.sleep(20)
+            assert [(each.node, each.drain) for each in (await other.rebuilding()).lost] == [
+                (4, False)
+            ]
+
+    simulate(scenario, nodes=6, replicated_events=replicated)
