@@ -48,6 +48,22 @@ SPARK_SCENES = (
     "tests/spark/jobs/test_backfill.py::test_an_iceberg_table_is_written_back_with_what_came_later",
     "tests/spark/jobs/test_backfill.py::test_a_table_of_directories_of_times_is_written_back",
     "tests/spark/test_java.py::test_spark_boots_on_the_shim_where_the_machine_has_no_java",
+    "tests/spark/jobs/test_backfill.py::test_a_replay_counts_and_tells_every_batch",
+    "tests/spark/jobs/test_backfill.py::test_an_ordered_backfill_of_several_steps_keeps_the_order",
+    "tests/spark/test_elsewhere.py::test_a_log_that_asks_for_a_write_token",
+    "tests/spark/exactly_once/test_checkpoint_schedules.py::test_a_planted_bug_is_caught",
+    "tests/spark/exactly_once/test_schedules.py::test_a_planted_bug_is_caught",
+    "tests/spark/jobs/test_compact.py::test_small_objects_become_large_ones_on_executors",
+    "tests/spark/jobs/test_land.py::TestFormats::test_hold_the_log_over_a_crash_and_new_columns",
+    "tests/spark/jobs/test_land.py::TestRestart::test_a_lost_checkpoint_and_another_cluster_is_refused",
+    "tests/spark/jobs/test_land.py::TestRestart::test_decoding_that_sets_other_records_apart_each_time_lands_nothing",
+    "tests/spark/jobs/test_land.py::TestRestart::test_a_lost_checkpoint_and_logs_that_went_and_came",
+    "tests/spark/jobs/test_land.py::TestRestart::test_a_lost_checkpoint_goes_on_where_the_table_ends",
+    "tests/spark/jobs/test_land.py::TestOddRecords::test_a_field_is_named_as_the_directories_columns_are",
+    "tests/spark/jobs/test_land.py::TestOddRecords::test_json_of_names_and_depths_that_tables_do_not_have",
+    "tests/spark/test_scan.py::TestSeveralLogs::test_objects_of_several_logs_give_each_log_its_own",
+    "tests/spark/test_scan.py::TestTheSameTable::test_ranges_cut_objects_at_the_record",
+    "tests/spark/test_stream_reader.py::TestBatch0::test_crashes_after_it_was_planned_and_latest_moved",
 )
 
 ROOMS = ("tests/storage", "tests/tier")

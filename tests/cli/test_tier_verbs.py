@@ -83,6 +83,7 @@ class TestUpload:
         ]
         assert "are sound" in run("verify", "--store", objects)
 
+    @pytest.mark.slow
     def test_the_log_of_another_cluster_is_kept_apart(self, objects, tmp_path: Path):
         """It has the same number. What lay below the end of the first one was left out."""
         other = tmp_path / "other"
@@ -105,6 +106,7 @@ class TestUpload:
         assert len([*objects.rglob("origin")]) == 1
 
     @pytest.mark.parametrize("trimmed", [1, 3, 4])
+    @pytest.mark.slow
     def test_a_trim_inside_of_a_block_is_not_in_the_way(self, objects, data, trimmed: int):
         """Every later upload ended with "comes next", until a trim ended where a block does."""
         with cordwood.connect(str(data)) as store:

@@ -132,6 +132,7 @@ def cluster(shell):
 
 
 class TestUp:
+    @pytest.mark.slow
     def test_the_verbs_work_beside_it_and_nothing_is_left(self, shell, here, cluster):
         process, pids = cluster
         assert len(pids) == 3

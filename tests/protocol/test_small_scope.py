@@ -39,6 +39,7 @@ def test_three_blocks_and_two_recoveries_at_once_lose_nothing_and_end_in_one_way
     assert (walked.worlds, walked.ended) == (301_735, 32_126)
 
 
+@pytest.mark.slow
 def test_an_epoch_of_three_blocks_ends_in_every_way_that_it_may(largest: tuple[Folding, Walked]):
     """Whatever the two do; a walk that missed one would have gone too short a way."""
     subsets = [set(kept) for n in range(4) for kept in itertools.combinations((1, 2, 3), n)]

@@ -98,6 +98,7 @@ async def test_a_drain_of_a_node_that_no_epoch_needs_is_taken(cluster: ClusterAt
 
 @pytest.mark.parametrize("is_planted", [False, True])
 @as_scenario(simulate, nodes=3, copies=3, storage=STORAGE)
+@pytest.mark.slow
 async def test_an_empty_node_that_runs_keeps_no_epoch_from_its_end(
     cluster: ClusterAtHand, *, is_planted: bool
 ) -> None:

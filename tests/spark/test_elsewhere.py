@@ -57,6 +57,7 @@ def test_its_bare_directory_is_refused_in_words(spark: SparkSession, tmp_path: P
         spark.read.format("cordwood").options(**options).load().collect()
 
 
+@pytest.mark.slow
 def test_a_log_that_asks_for_a_write_token(
     spark: SparkSession, cluster: LiveCluster, store: BlockingStore, tmp_path: Path
 ):

@@ -183,6 +183,7 @@ class TestTheSameTable:
         log.append(0, 50)
         assert rows(log.scan()) == rows(log.source())
 
+    @pytest.mark.slow
     def test_ranges_cut_objects_at_the_record(self, log: TieredLog) -> None:
         lsns = log.append(0, 100)
         log.upload()
@@ -235,6 +236,7 @@ class TestTheSameTable:
 
 
 class TestSeveralLogs:
+    @pytest.mark.slow
     def test_objects_of_several_logs_give_each_log_its_own(
         self, log: TieredLog, spark: SparkSession, cluster: LiveCluster, store: BlockingStore
     ) -> None:

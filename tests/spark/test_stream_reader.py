@@ -99,6 +99,7 @@ def numbers(first: int, stop: int) -> list[bytes]:
 
 
 class TestBatch0:
+    @pytest.mark.slow
     def test_crashes_after_it_was_planned_and_latest_moved(
         self, store: BlockingStore, log: str, new_reader: Callable[..., CordwoodStreamReader]
     ):

@@ -284,6 +284,7 @@ def test_a_late_drain_of_an_empty_node_does_not_drain_it_after_it_joined(
 
 @pytest.mark.parametrize("replicated", [False, True])
 @pytest.mark.parametrize(("order", "back"), [("drain", "undrain"), ("undrain", "drain")])
+@pytest.mark.slow
 def test_a_late_order_about_an_empty_node_does_not_undo_a_later_one(
     order: str, back: str, *, replicated: bool
 ) -> None:
@@ -489,6 +490,7 @@ def test_a_requests_drain_ends_with_a_slow_metadata_store() -> None:
 @pytest.mark.parametrize("is_planted", [False, True])
 @pytest.mark.parametrize("replicated", [False, True])
 @pytest.mark.parametrize(("order", "back"), [("drain", "undrain"), ("start", "abort")])
+@pytest.mark.slow
 def test_an_end_that_finds_nothing_shuts_the_beginning_out(
     order: str, back: str, *, replicated: bool, is_planted: bool
 ) -> None:

@@ -428,6 +428,7 @@ async def test_a_whole_cluster_that_starts_at_once_finds_its_event_log(
 
 
 @as_scenario(simulate, nodes=5, replicated_events=True)
+@pytest.mark.slow
 async def test_an_unsure_node_serves_nobody_and_ends_if_its_data_lies_elsewhere(
     cluster: ClusterAtHand, *, monkeypatch: pytest.MonkeyPatch
 ) -> None:

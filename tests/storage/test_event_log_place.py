@@ -52,6 +52,7 @@ async def replication(cluster: ClusterAtHand) -> Replication:
 
 
 @pytest.mark.parametrize("is_planted", [False, True])
+@pytest.mark.slow
 def test_a_loss_is_recorded_although_the_root_asks_for_a_copy_on_every_node(
     is_planted: bool,
 ) -> None:
@@ -88,6 +89,7 @@ def test_events_keep_two_copies_although_the_root_asks_for_one() -> None:
     simulate(scenario, nodes=5, replicated_events=True)
 
 
+@pytest.mark.slow
 def test_the_event_log_is_as_the_root_asks_again_once_the_nodes_can_keep_it() -> None:
     async def scenario(cluster: ClusterAtHand) -> None:
         await begun(cluster)

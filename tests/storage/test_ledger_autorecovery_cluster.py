@@ -205,6 +205,7 @@ class TestLostNode:
                 assert made.ledger_id in await marked(cluster)
 
     @as_scenario(simulate, nodes=6, storage=UNFLUSHED)
+    @pytest.mark.slow
     async def test_it_goes_on_where_the_node_that_repaired_stops(
         self, cluster: ClusterAtHand
     ) -> None:

@@ -156,6 +156,7 @@ def test_the_scene_catches_the_bug(scene: Any, options: dict[str, Any], name: st
         simulate(scene, storage=FORGETFUL, **options)
 
 
+@pytest.mark.slow
 def test_a_copy_on_a_node_that_is_merely_away_is_waited_for() -> None:
     async def scenario(cluster: ClusterAtHand) -> None:
         async with cluster.client() as store:

@@ -71,6 +71,7 @@ async def grow_unlisted(cloud: Cloud, how: str) -> tuple[LogManifest, list[str]]
 @pytest.mark.parametrize("is_planted", [False, True])
 @pytest.mark.parametrize("how", ["own", "in pages", "shared", "merged", "trimmed"])
 @as_scenario(on_bucket)
+@pytest.mark.slow
 async def test_a_repair_forgets_nothing_that_a_manifest_names(
     cloud: Cloud, *, how: str, is_planted: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:

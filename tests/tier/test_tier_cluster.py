@@ -504,6 +504,7 @@ class TestAStoreOfAnotherCluster:
         simulate(scenario, nodes=3, seed=2, storage=QUICK, tier=replace(TENDED, tend_s=3600.0))
         return max(found)
 
+    @pytest.mark.slow
     def test_nothing_is_let_go_of_by_objects_in_anothers_store(self) -> None:
         """Nodes asked whose it is every minute. Meanwhile they uploaded, and let go of records by
         what they had put into the other cluster's store."""

@@ -64,6 +64,7 @@ async def set_unchecked(cluster: ClusterAtHand, attributes: LogAttributes) -> No
 class TestOpened:
     @pytest.mark.parametrize("write_token", ["", token_digest(WRITER)])
     @as_scenario(simulate, storage=STORAGE, tier=TIER)
+    @pytest.mark.slow
     async def test_nodes_upload_it_and_readers_need_the_token_for_objects_too(
         self, cluster: ClusterAtHand, *, write_token: str
     ) -> None:
@@ -102,6 +103,7 @@ class TestOpened:
         assert opens == [1], "a client without the token opens no main storage"
 
     @as_scenario(simulate, storage=STORAGE, tier=TIER)
+    @pytest.mark.slow
     async def test_retention_trims_a_log_with_a_write_token(self, cluster: ClusterAtHand) -> None:
         """The node has no token of the log: it trims as a member."""
         asked = LogAttributes(

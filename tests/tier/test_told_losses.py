@@ -166,6 +166,7 @@ def test_the_maker_of_a_log_gets_the_loss_of_all_of_it() -> None:
     simulate(scenario, nodes=3, storage=STORAGE, tier=TIER)
 
 
+@pytest.mark.slow
 def test_a_reader_that_waits_at_a_loss_sees_that_it_was_taken_back() -> None:
     async def scenario(cluster: ClusterAtHand) -> None:
         async with cluster.client() as store, cluster.client() as reader:

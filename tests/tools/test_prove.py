@@ -108,7 +108,8 @@ def test_each_test_that_make_test_leaves_out_is_run_by_a_proof(
         path, _, names = scene.partition("::")
         name = names.split("::")[-1]
         text = (root / path).read_text()
-        decorators = r"^ *@pytest\.mark\.slow\n(?:(?! *def ).*\n)*?"
+        # The mark of the whole test, or of some of its parameters.
+        decorators = r"\bpytest\.mark\.slow\b.*\n(?:(?! *def ).*\n)*?"
         assert re.search(rf"{decorators} *def {name}\(", text, re.M), scene
 
 

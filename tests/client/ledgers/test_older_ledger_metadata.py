@@ -67,6 +67,7 @@ def test_the_only_copies_stay() -> None:
     run()
 
 
+@pytest.mark.slow
 def test_a_finished_attempt_that_counts_as_abandoned_shows() -> None:
     with planted(find_bug("ledger-tier-collects-finished")), pytest.raises(Unreachable):
         run()

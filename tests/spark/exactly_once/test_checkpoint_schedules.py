@@ -181,6 +181,7 @@ def test_some_schedule_is_refused(
 
 
 @pytest.mark.parametrize("bug", CHECKPOINT_BUGS, ids=lambda bug: bug.name)
+@pytest.mark.slow
 def test_a_planted_bug_is_caught(
     store: BlockingStore, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, bug
 ):

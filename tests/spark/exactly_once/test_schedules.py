@@ -135,6 +135,7 @@ def test_idempotent_where_tasks_get_the_same_rows_again(store: BlockingStore, se
 
 
 @pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.name)
+@pytest.mark.slow
 def test_a_planted_bug_is_caught(store: BlockingStore, bug):
     """By one of the seeds that the right code passes."""
     with planted(bug):

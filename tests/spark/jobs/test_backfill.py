@@ -331,6 +331,7 @@ def test_a_range_of_a_log_is_appended_to_it_again(
     assert list(appended(store, log).values()) == [b"0", b"1", b"2", b"0"]
 
 
+@pytest.mark.slow
 def test_a_replay_counts_and_tells_every_batch(
     spark: SparkSession, cluster: LiveCluster, store: BlockingStore, log: str, tmp_path: Path
 ):
@@ -344,6 +345,7 @@ def test_a_replay_counts_and_tells_every_batch(
     assert told == [f"batch {batch}: 10 records" for batch in range(5)]
 
 
+@pytest.mark.slow
 def test_an_ordered_backfill_of_several_steps_keeps_the_order(
     spark: SparkSession, cluster: LiveCluster, store: BlockingStore, log: str, tmp_path: Path
 ) -> None:

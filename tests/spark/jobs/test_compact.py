@@ -60,6 +60,7 @@ def digest(directory: Path, log: int) -> tuple[int, str]:
     return count, summed.hexdigest()
 
 
+@pytest.mark.slow
 def test_small_objects_become_large_ones_on_executors(
     spark: SparkSession, cluster: LiveCluster, store: BlockingStore, tmp_path: Path
 ):

@@ -34,6 +34,8 @@ pytestmark = [pytest.mark.spark, pytest.mark.real]
 
 DAY_US = 86_400_000_000
 
+QUICK, *OTHERS = FORMATS
+
 
 def rows(path: Path, format_: str, columns: tuple[str, ...] | None = None) -> list[dict]:
     """A table, read without Spark; some of its columns, as Python has no dates of some years."""
@@ -69,7 +71,9 @@ def lands(
 
 
 class TestFormats:
-    @pytest.mark.parametrize("format_", FORMATS)
+    @pytest.mark.parametrize(
+        "format_", [QUICK, *(pytest.param(each, marks=pytest.mark.slow) for each in OTHERS)]
+    )
     def test_hold_the_log_over_a_crash_and_new_columns(
         self,
         lands: Callable[..., Landed],
@@ -117,6 +121,7 @@ class TestFormats:
 class TestOddRecords:
     """What one producer may send stops no landing, today or ever."""
 
+    @pytest.mark.slow
     def test_json_of_names_and_depths_that_tables_do_not_have(
         self, lands: Callable[..., Landed], store: BlockingStore, log: str, tmp_path: Path
     ):
@@ -219,6 +224,7 @@ class TestOddRecords:
         ]
         assert sorted(found) == [int(lsn) for lsn in lsns]
 
+    @pytest.mark.slow
     def test_a_field_is_named_as_the_directories_columns_are(
         self, lands: Callable[..., Landed], store: BlockingStore, log: str, tmp_path: Path
     ):
@@ -263,6 +269,7 @@ class TestRestart:
         assert landed.records == 60
         assert values(tmp_path / "table", "parquet") == appended(store, log)
 
+    @pytest.mark.slow
     def test_a_lost_checkpoint_goes_on_where_the_table_ends(
         self, lands: Callable[..., Landed], store: BlockingStore, log: str, tmp_path: Path
     ):
@@ -273,6 +280,7 @@ class TestRestart:
         assert lands(compact=True).records == 10
         assert values(tmp_path / "table", "parquet") == appended(store, log)
 
+    @pytest.mark.slow
     def test_a_lost_checkpoint_and_logs_that_went_and_came(
         self,
         spark: SparkSession,
@@ -355,6 +363,7 @@ class TestRestart:
         shutil.rmtree(tmp_path / "t" / OURS / "checkpoint")
         assert lands() == 0
 
+    @pytest.mark.slow
     def test_a_lost_checkpoint_and_another_cluster_is_refused(
         self,
         spark: SparkSession,
@@ -431,6 +440,7 @@ class TestRestart:
         wanted = [*(b"a %d" % n for n in range(11)), b"b 0"]
         assert sorted(row["value"] for row in rows(table, "parquet")) == sorted(wanted)
 
+    @pytest.mark.slow
     def test_decoding_that_sets_other_records_apart_each_time_lands_nothing(
         self, lands: Callable[..., Landed], store: BlockingStore, log: str, tmp_path: Path
     ):
