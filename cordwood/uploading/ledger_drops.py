@@ -81,26 +81,32 @@ class LedgerDrops:
             return
         some = self._next()
         now_us = self._objects.host.clock.now_us()
-        gone: list[int] = []
+        gone = 0
         try:
             for ledger in some:
-                found = await self._ledgers.get_if_readable(ledger)
-                if found is None or not may_let_go(found.metadata, now_us, self._keep_s):
-                    continue
-                try:
-                    await self._see(found.metadata)
-                except (Corrupt, Rejected) as error:
-                    # This ledger's objects are not as they should be: the others go on.
-                    self._said_unseen.warning(
-                        f"ledger {ledger}: this node keeps what it might let go of: {error}"
-                    )
-                    continue
-                gone.append(ledger)
+                gone += await self._let_go(ledger, now_us)
         finally:
-            await self._store.let_go(gone)
-            self.let_go += len(gone)
+            self.let_go += gone
         if gone:
-            logger.info("this node drops its copies of %d ledgers that main storage has", len(gone))
+            logger.info("this node drops its copies of %d ledgers that main storage has", gone)
+
+    async def _let_go(self, ledger: int, now_us: int) -> bool:
+        """Whether this node let go of a ledger."""
+        found = await self._ledgers.get_if_readable(ledger)
+        if found is None or not may_let_go(found.metadata, now_us, self._keep_s):
+            return False
+        try:
+            await self._see(found.metadata)
+        except (Corrupt, Rejected) as error:
+            # This ledger's objects are not as they should be: the others go on.
+            self._said_unseen.warning(
+                f"ledger {ledger}: this node keeps what it might let go of: {error}"
+            )
+            return False
+        # Trap: main storage may lose an object at any time. Looks at the next ledgers take minutes
+        # where the store is slow, and this look would be too old by then.
+        await self._store.let_go([ledger])
+        return True
 
     def _next(self) -> list[int]:
         held = self._store.index.held

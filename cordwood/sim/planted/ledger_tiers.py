@@ -121,6 +121,26 @@ async def _sees_nothing(self: LedgerDrops, metadata: LedgerMetadata) -> None:
     return None
 
 
+async def _drops_at_the_end(
+    right: Callable[[LedgerDrops], Awaitable[None]], self: LedgerDrops
+) -> None:
+    seen: list[int] = []
+    store = self._store
+
+    class Later:
+        index = store.index
+
+        async def let_go(self, ledgers: Sequence[int]) -> None:
+            seen.extend(ledgers)
+
+    self._store = Later()  # type: ignore[assignment]
+    try:
+        await right(self)
+    finally:
+        self._store = store
+        await store.let_go(seen)
+
+
 async def _takes_the_next(
     right: Callable[[LedgerTend, int], Awaitable[Fate]], self: LedgerTend, ledger: int
 ) -> Fate:
@@ -242,6 +262,10 @@ BUGS = (
          together(at(LedgerTiering._commit).around(_commits_what_was_overtaken),
                   at(ledger_values._may_tier).instead(_may_commit_any),
                   at(LedgerDrops._see).instead(_sees_nothing)), AT_ONCE),
+    PlantedBug("ledger-tier-drops-later",
+               "nodes drop the ledgers of a pass at its end, by looks that are minutes old",
+               at(LedgerDrops.look).around(_drops_at_the_end),
+               scene="tests/client/ledgers/test_ledger_drops.py"),
     _bug("check-fills", "a check asks nodes for a ledger that they let go of, and fills their "
                         "copies",
          together(at(check_rule.begun, within=ledger_check).instead(_asks_nodes),
