@@ -80,6 +80,8 @@ class LocalDrops:
         self._is_unread = False
         # Whether main storage did not answer, or had a bad manifest, when it was last asked.
         self._has_failed = False
+        # Logs whose tier record was handed to the WAL, and may come into force yet.
+        self._unsettled: set[int] = set()
 
     async def run(self) -> None:
         """Make a pass at intervals, until cancelled."""
@@ -114,8 +116,31 @@ class LocalDrops:
                 words = f"log {log}: this node keeps what it might let go of: {error}"
                 self._said_of.warning(log, words)
             # Not after a cancelled pass: the WAL may still raise its tier point.
-            if (cached := self._engine.cache.get(log)) is not None:
-                cached.letting_go = 0
+            if log not in self._unsettled:
+                self._take_again(log)
+        await self._settle()
+
+    async def _settle(self) -> None:
+        """End the passes whose tier record got no answer, once the WAL has carried out all that it
+        was handed; else leave them to the next pass.
+
+        Race: a disk may stand still for longer than a write waits. The record still comes into
+        force, and copies that were taken meanwhile would be dropped.
+        """
+        if not self._unsettled:
+            return
+        try:
+            await self._engine.settle_stores()
+        except CordwoodError as error:
+            logger.info("this node may still let go of logs %s: %s", sorted(self._unsettled), error)
+            return
+        for log in self._unsettled:
+            self._take_again(log)
+        self._unsettled.clear()
+
+    def _take_again(self, log: int) -> None:
+        if (cached := self._engine.cache.get(log)) is not None:
+            cached.letting_go = 0
 
     @property
     def is_used(self) -> bool:
@@ -261,7 +286,9 @@ class LocalDrops:
                 return  # a page was gone, so a newer head was read on the way: the next pass
             if gone < through <= readable:
                 logger.info("log %d: this node drops its copies up to %d", log, through)
+                self._unsettled.add(log)
                 await engine.tier(log, through, readable)
+                self._unsettled.discard(log)
 
     async def _take_no_more(self, log: int, last: int) -> None:
         """Take no donor's copy up to `last` before this pass has ended; copies that were taken

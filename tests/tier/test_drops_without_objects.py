@@ -15,6 +15,7 @@ from cordwood.layout.object_names import head_name, parse_object_name
 from cordwood.log_attributes import LogAttributes
 from cordwood.sim.holdings import held_blocks
 from cordwood.sim.planted import find_bug, planted
+from cordwood.storage.engine import StorageEngine
 from cordwood.tier.log_manifest import LogManifest
 from cordwood.tier.repair import repair_log
 from cordwood.tiered import Entry
@@ -53,6 +54,51 @@ def test_nodes_keep_records_whose_object_is_gone() -> None:
         pytest.raises((AssertionError, TimeoutError)),
     ):
         simulate(scenario, nodes=3, storage=STORAGE, tier=TIER)
+
+
+async def a_disk_that_stands_still(cluster: ClusterAtHand, patch: pytest.MonkeyPatch) -> None:
+    """A node's disk stands still as the node writes a tier record, for longer than a write
+    waits."""
+    begun = asyncio.Event()
+    stalled: list[tuple[StorageEngine, int]] = []
+    right = StorageEngine.tier
+
+    async def tier(engine: StorageEngine, log: int, lsn: int, released: int) -> int:
+        if not stalled:
+            stalled.append((engine, lsn))
+            begun.set()
+            node = next(each for each, run in cluster.running.items() if run.engine is engine)
+            cluster.machine(node).disk.stall(25)
+        return await right(engine, log, lsn, released)
+
+    patch.setattr(StorageEngine, "tier", tier)
+    async with cluster.client() as store:
+        await store.create_log("log", attributes=KEPT)
+        await write(store, "log", 20, 0.5)
+        await begun.wait()
+        [(engine, lsn)] = stalled
+        held = engine.cache.log(1)
+        while held.tier < lsn:
+            assert held.letting_go >= lsn, "the record may come into force yet"
+            await asyncio.sleep(0.1)
+        await asyncio.sleep(60)
+        assert held.letting_go == 0, "copies are taken again"
+
+
+def test_a_tier_record_without_an_answer_still_keeps_copies_away(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def play() -> None:
+        with monkeypatch.context() as patch:
+            scenario = partial(a_disk_that_stands_still, patch=patch)
+            simulate(scenario, nodes=3, storage=STORAGE, tier=TIER)
+
+    play()
+    with (
+        planted(find_bug("tier-drops-unsettled")),
+        pytest.raises(AssertionError, match="into force"),
+    ):
+        play()
 
 
 async def accepts_the_loss(cluster: ClusterAtHand, older: bytes, start: int) -> None:

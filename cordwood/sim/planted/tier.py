@@ -368,6 +368,12 @@ async def _misses_nothing(
     return None
 
 
+async def _settles_at_once(self: LocalDrops) -> None:
+    for log in self._unsettled:
+        self._take_again(log)
+    self._unsettled.clear()
+
+
 async def _asks_by_a_newer_head(
     right: Callable[[LocalDrops, LogManifest, int, int], Awaitable[Entry | None]],
     self: LocalDrops,
@@ -533,6 +539,9 @@ BUGS: tuple[PlantedBug, ...] = (
                scene="tests/tier/test_drops_without_objects.py"),
     PlantedBug("tier-drops-by-two-heads", "a node looks for losses in one head of a manifest, and for "
                "objects by a newer one", at(LocalDrops._missing).around(_asks_by_a_newer_head),
+               scene="tests/tier/test_drops_without_objects.py"),
+    PlantedBug("tier-drops-unsettled", "a node whose WAL gave no answer to a tier record takes copies "
+               "again before the record is in force", at(LocalDrops._settle).instead(_settles_at_once),
                scene="tests/tier/test_drops_without_objects.py"),
     PlantedBug("tier-dates-losses", "retention believes the time of a range that a repair called lost",
                at(is_lost, within=tend).instead(lambda entry: False),
