@@ -34,7 +34,14 @@ from cordwood.client.append.record_check import (
 )
 from cordwood.client.cluster import Cluster, LogInfo
 from cordwood.client.find.log_info import AnyLog
-from cordwood.errors import CordwoodError, Misplaced, OutcomeUnknown, OutOfSequence, UnknownLog
+from cordwood.errors import (
+    CordwoodError,
+    Misplaced,
+    OutcomeUnknown,
+    OutOfSequence,
+    UnknownLog,
+    Unreachable,
+)
 from cordwood.lsn import LSN_MAX, Lsn
 from cordwood.settings import ClientSettings
 
@@ -257,12 +264,28 @@ class AppendCalls:
         return info
 
     async def _wait_open_space(self, deadline: float) -> bool:
-        """Wait for free space until `deadline`; True if the deadline passed."""
+        """Wait for free space until `deadline`; True if the call had to wait for it or for its
+        log, and its block must answer by `deadline`.
+
+        Raises:
+            Overloaded, Closed: as `Window.wait_space`.
+            Unreachable: `deadline` has passed; nothing may be added.
+        """
         if not self._appends.window.has_space:
             await self._appends.window.wait_space(deadline)
         self._cluster.check_open()
         left_s = deadline - self._appends.loop.time()
+        self._check_in_time(left_s)
         return left_s < self._settings.timeout_s - LATE_S
+
+    def _check_in_time(self, left_s: float) -> None:
+        # A look-up of a client that stood takes longer than the call has. A record that is added
+        # now is stored, and its caller is told at once that its outcome is unknown.
+        if left_s <= 0:
+            raise Unreachable(
+                f"{self._settings.timeout_s:g} s were over before this append was sent: nothing "
+                "of it was stored since"
+            )
 
     async def _by(self, deadline: float, answer: Awaitable[Answer]) -> Answer:
         """The answer of a call that had to wait for its log or for free space; OutcomeUnknown if

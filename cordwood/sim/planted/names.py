@@ -15,12 +15,14 @@ from cordwood.client.admin import changes_again
 from cordwood.client.admin import log_tree as client_tree
 from cordwood.client.admin.changes_again import Change, UnansweredChanges
 from cordwood.client.admin.positions import Positions
+from cordwood.client.append.append_calls import AppendCalls
 from cordwood.client.append.producer import Producer
 from cordwood.client.cluster import Cluster
 from cordwood.client.find import log_finding, running_time, tail_calls
 from cordwood.client.find.known_logs import KnownLogs
-from cordwood.client.find.log_finding import LogFinding
+from cordwood.client.find.log_finding import NO_ANSWER, STOOD_S, LogFinding
 from cordwood.client.find.log_info import AnyLog, LogInfo
+from cordwood.client.find.running_time import RunningTime
 from cordwood.client.find.several_logs import find_now, find_several
 from cordwood.client.read import cursors
 from cordwood.client.read.consumer_logs import Ask, ConsumerLogs, Read
@@ -273,6 +275,20 @@ async def _from_memory(
     return {log: await finding.find_log(log, create=create, timeout_s=timeout_s) for log in logs}
 
 
+async def _asked_anew(self: LogFinding, call: FindLog, timeout_s: float) -> Reply:
+    ran_s = 0.0
+    while True:
+        time = RunningTime()
+        try:
+            return await self._ask_nodes(call, timeout_s)
+        except NO_ANSWER:
+            ran_s += time.ran_s
+            if time.stood_s < STOOD_S or ran_s > timeout_s - STOOD_S:
+                raise
+        finally:
+            time.end()
+
+
 async def _of_one_node(self: LogFinding, call: FindLog, timeout_s: float) -> Reply:
     return await self.ask_any(call, timeout_s=timeout_s, asked=[])
 
@@ -376,6 +392,14 @@ BUGS = (
     PlantedBug("short-stop-as-silence", "a client that stood for just as long as it waits for a name takes the "
                                         "name from memory",
                value(lambda: running_time.TURN_S, 1.0),
+               scene="tests/client/find/test_stopped_clients.py"),
+    PlantedBug("look-up-begins-anew", "a client that stood for a moment while no node answered begins its "
+                                      "look-up anew with all its time: a call takes twice its timeout",
+               at(LogFinding._ask_while_running).instead(_asked_anew),
+               scene="tests/client/find/test_stopped_clients.py"),
+    PlantedBug("sent-after-its-deadline", "an append that found its log after its deadline is sent, and its "
+                                          "caller is told that it may be stored",
+               at(AppendCalls._check_in_time).instead(lambda self, left_s: None),
                scene="tests/client/find/test_stopped_clients.py"),
     PlantedBug("old-names-at-once", "an old name is used at once, and looked up in the background only",
                at(KnownLogs.must_ask).instead(lambda self, log: self.has_changed(log)),

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Awaitable, Callable
+from contextlib import AbstractContextManager, nullcontext, suppress
 
 import pytest
 from cluster_at_hand import ClusterAtHand, simulate, values
@@ -14,6 +15,7 @@ from cordwood.client.find.known_logs import ASK_EARLY_S, BELIEVED_S, UNHEARD_S
 from cordwood.client.find.log_finding import ASK_ONE_S, CHECK_NAME_S, UNANSWERED_S, LogFinding
 from cordwood.client.find.log_info import AnyLog
 from cordwood.client.store import Store, connected
+from cordwood.errors import CordwoodError, LogExists, Unreachable
 from cordwood.host.seams import Host
 from cordwood.metadata.log_tree import LogTree
 from cordwood.settings import ClientSettings
@@ -230,6 +232,80 @@ def test_a_client_that_stood_while_it_asked_takes_no_name_from_memory(
             await asyncio.sleep(5)
             assert await values(operator, "archive", until="tail") == [b"old"]
             assert await values(operator, "a", until="tail") == [b"new"]
+
+    with bug(bug_name), wrong(bug_name):
+        simulate(scenario)
+
+
+async def append_one(store: Store) -> None:
+    await store.append("new", b"1")
+
+
+async def append_some(store: Store) -> None:
+    await store.append_many("new", [b"1", b"2"])
+
+
+async def append_together(store: Store) -> None:
+    await store.append_many("new", [b"1", b"2"], atomic=True)
+
+
+@pytest.mark.parametrize(
+    ("append", "stand_s", "cut_s", "bug_name"),
+    [
+        (append_one, 0.3, 60.0, ""),
+        (append_one, 0.3, 60.0, "look-up-begins-anew"),
+        # A node answers while the look-up has time left, but the call has none.
+        (append_one, 4.0, 12.0, ""),
+        (append_some, 4.0, 12.0, ""),
+        (append_together, 4.0, 12.0, ""),
+        (append_one, 4.0, 12.0, "sent-after-its-deadline"),
+        (append_some, 4.0, 12.0, "sent-after-its-deadline"),
+        (append_together, 4.0, 12.0, "sent-after-its-deadline"),
+    ],
+)
+def test_a_client_that_stood_while_no_node_answered_ends_in_time_and_stores_nothing(
+    append: Callable[[Store], Awaitable[None]], stand_s: float, cut_s: float, bug_name: str
+) -> None:
+    """Its look-up began anew with all its time. The append took twice its timeout, or was sent after
+    its deadline and ended at once without a known outcome."""
+    timeout_s = 10.0
+
+    async def scenario(cluster: ClusterAtHand) -> None:
+        ends: list[tuple[float, CordwoodError | None]] = []
+
+        async def append_by_a_new_name(host: Host) -> None:
+            settings = ClientSettings(timeout_s=timeout_s)
+            objects = cluster.open_objects
+            async with connected(cluster.addresses, host, settings, objects) as store:
+                await asyncio.sleep(2)
+                began = asyncio.get_running_loop().time()
+                error: CordwoodError | None = None
+                try:
+                    await append(store)
+                except CordwoodError as raised:
+                    error = raised
+                ends.append((asyncio.get_running_loop().time() - began, error))
+                await asyncio.sleep(60)
+
+        machine = cluster.simulation.machine("app")
+        machine.start(append_by_a_new_name)
+        await asyncio.sleep(1.9)
+        nodes = [cluster.machine(node).name for node in cluster.running]
+        cluster.simulation.network.partition(["app"], nodes)
+        await asyncio.sleep(3)
+        machine.pause()
+        await asyncio.sleep(stand_s)
+        machine.resume()
+        await asyncio.sleep(cut_s - 3 - stand_s)
+        cluster.simulation.network.mend_all()
+        await asyncio.sleep(30)
+        [(took_s, error)] = ends
+        assert took_s < timeout_s + stand_s + 0.1
+        assert isinstance(error, Unreachable), error
+        async with cluster.client() as operator:
+            with suppress(LogExists):  # the look-up made it
+                await operator.create_log("new")
+            assert await values(operator, "new", until="tail") == []
 
     with bug(bug_name), wrong(bug_name):
         simulate(scenario)
