@@ -21,6 +21,7 @@ from cordwood.client.find.log_info import log_info as log_info
 from cordwood.client.find.status_questions import StatusQuestions, Told
 from cordwood.errors import Closed, CordwoodError, Malformed, Overloaded, Retryable, Unreachable
 from cordwood.host.seams import Host
+from cordwood.layout.changes import without_answer
 from cordwood.layout.frame import Frame, Kind
 from cordwood.layout.hello import ANY_CLUSTER, Hello
 from cordwood.layout.message import Call, Reply, check_call
@@ -212,6 +213,7 @@ class Cluster(LogFinding):
             BadSetting: no node could read it.
             Unreachable: none answered in time.
             Overloaded: all that answered had too much to do, all the time.
+            OutcomeUnknown: the client was closed after a node had got a change.
             CordwoodError: the first node that answered refused.
         """
         return await self.ask_any(message, timeout_s=timeout_s, asked=[])
@@ -224,6 +226,28 @@ class Cluster(LogFinding):
                 that this call asks, one entry for each try.
         """
         check_call(message)
+        silent: list[Unreachable] = []
+        try:
+            return await self._ask_until_answered(message, timeout_s, asked, silent)
+        except Closed as error:
+            raise self._closed_meanwhile(message, silent, error) from None
+
+    @staticmethod
+    def _closed_meanwhile(
+        message: Call, silent: Sequence[Unreachable], error: Closed
+    ) -> CordwoodError:
+        # Trap: the client was closed before it could ask another node. The node that did not
+        # answer may have carried the call out.
+        return without_answer(message, error) if silent else error
+
+    async def _ask_until_answered(
+        self,
+        message: Call,
+        timeout_s: float,
+        asked: list[Connection],
+        silent: list[Unreachable],
+    ) -> Reply:
+        """See `ask_any`; `silent` takes the errors of tries that may have been carried out."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + timeout_s
         failure: Retryable = Unreachable("no node of the cluster is up")
@@ -237,6 +261,8 @@ class Cluster(LogFinding):
                 try:
                     return await connection.call(message, timeout_s=left, answer_s=ASK_ONE_S)
                 except (Unreachable, Overloaded) as error:
+                    if isinstance(error, Unreachable):
+                        silent.append(error)
                     failure = error
                     left = deadline - loop.time()
             if isinstance(failure, Overloaded):

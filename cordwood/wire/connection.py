@@ -29,6 +29,7 @@ from cordwood.errors import (
 )
 from cordwood.host.seams import Network, Transport
 from cordwood.layout.answers import check_answer
+from cordwood.layout.changes import without_answer
 from cordwood.layout.frame import (
     CONTROL_BYTES_MAX,
     Frame,
@@ -299,6 +300,7 @@ class Connection:
             Overloaded: too many wait already; nothing was sent.
             BadSetting: no node would read so large a call; nothing was sent.
             Closed, NotOurCluster: this side closed it, or the other side refused.
+            OutcomeUnknown: this side, a client, closed it after it had sent a change.
             CordwoodError: the other side's error.
         """
         try:
@@ -357,6 +359,10 @@ class Connection:
                 reply = await answer
         except TimeoutError:
             raise self._silent(message, answer_s or 0) from None
+        except Closed as error:
+            if error is not self._error:
+                raise  # the other side's answer
+            raise self._closed_meanwhile(message, error) from None
         finally:
             # Also after a timeout: the answer may still come, and is dropped then.
             self._calls.pop(request, None)
@@ -367,6 +373,11 @@ class Connection:
             self.fail(error)
             raise self.error_for_callers(error) from None
         return reply
+
+    def _closed_meanwhile(self, message: Call, error: Closed) -> CordwoodError:
+        # Trap: `Closed` says that nothing was done, but the node has the call, and may carry it
+        # out. A node has no caller to tell: it closes its connections as it stops.
+        return error if self._ours.node else without_answer(message, error)
 
     def _silent(self, message: Call, waited_s: float) -> Unreachable:
         if self.on_silent is not None:

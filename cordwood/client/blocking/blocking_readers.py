@@ -336,7 +336,7 @@ class BlockingConsumer:
 
     def save(self) -> dict[str, Lsn]:
         """Save positions after the processed records; see `Consumer.save`."""
-        return self._thread.call(self._consumer.save())
+        return self._thread.call(self._consumer.save(), changes=True)
 
     def __iter__(self) -> Iterator[tuple[str, Record | Gap]]:
         return self

@@ -280,6 +280,14 @@ BUGS = (
     PlantedBug("damage-told", "callers get the checksum error of a damaged frame",
                at(Connection.error_for_callers).around(_damage_told),
                scenario=scenarios.BAD_LINES),
+    PlantedBug("closed-amid-a-call", "a change that a node has, and whose client is closed, is told that nothing "
+                                     "was done",
+               at(Connection._closed_meanwhile).instead(lambda self, message, error: error),
+               scene="tests/client/test_closed_meanwhile.py"),
+    PlantedBug("closed-between-nodes", "a change that a node did before it died, and whose client is closed before "
+                                       "it asks another node, is told that nothing was done",
+               at(Cluster._closed_meanwhile).instead(staticmethod(lambda message, silent, error: error)),
+               scene="tests/client/test_closed_meanwhile.py"),
     PlantedBug("pings-without-pause", "a node pings its peers hundreds of times a second",
                value(lambda: peers.PING_EVERY_S, 0.005)),
     PlantedBug("anybody-saves", "a former member may still save positions",

@@ -266,8 +266,8 @@ async def append_together(store: Store) -> None:
 def test_a_client_that_stood_while_no_node_answered_ends_in_time_and_stores_nothing(
     append: Callable[[Store], Awaitable[None]], stand_s: float, cut_s: float, bug_name: str
 ) -> None:
-    """Its look-up began anew with all its time. The append took twice its timeout, or was sent after
-    its deadline and ended at once without a known outcome."""
+    """Its look-up began anew with all its time. The append took twice its timeout, or was sent
+    after its deadline and ended at once without a known outcome."""
     timeout_s = 10.0
 
     async def scenario(cluster: ClusterAtHand) -> None:
