@@ -283,8 +283,8 @@ class AppendCalls:
         # now is stored, and its caller is told at once that its outcome is unknown.
         if left_s <= 0:
             raise Unreachable(
-                f"{self._settings.timeout_s:g} s were over before this append was sent: nothing "
-                "of it was stored since"
+                f"{self._settings.timeout_s:g} s were over before this append was sent: nothing of "
+                "it was stored"
             )
 
     async def _by(self, deadline: float, answer: Awaitable[Answer]) -> Answer:
